@@ -1,0 +1,86 @@
+// out = activation(accumulator + bias), evaluated in float32 and rounded once to the dtype of out.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../gemm.h"
+
+namespace jaxgemm {
+
+__device__ inline float activate(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kRelu: return x < 0.0f ? 0.0f : x;  // keeps NaN, which fmaxf would drop
+    case Activation::kGeluTanh: {
+      // Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415, section 2.
+      constexpr float kSqrt2OverPi = 0.7978845608028654f;
+      return 0.5f * x * (1.0f + tanhf(kSqrt2OverPi * (x + 0.044715f * x * x * x)));
+    }
+    case Activation::kGeluErf: return 0.5f * x * erfcf(-x * 0.7071067811865476f);
+    case Activation::kSilu: return x / (1.0f + expf(-x));
+    case Activation::kNone: break;
+  }
+  return x;
+}
+
+// Writes accumulators of one matrix of out. Callers mask rows >= M and columns >= N themselves.
+struct Epilogue {
+  void* out;          // (batch, M, N), row-major with leading dimension ld
+  const float* bias;  // (N) or nullptr
+  int64_t ld, batch_stride;
+  DType out_dtype;
+  Activation activation;
+
+  explicit Epilogue(const GemmArgs& args)
+      : out(args.out),
+        bias(args.bias),
+        ld(args.problem.out.ld),
+        batch_stride(args.problem.out.batch_stride),
+        out_dtype(args.problem.out_dtype),
+        activation(args.problem.activation) {}
+
+  __device__ float finish(float accumulator, int64_t col) const {
+    return activate(activation, bias ? accumulator + bias[col] : accumulator);
+  }
+
+  __device__ void store(int64_t batch, int64_t row, int64_t col, float accumulator) const {
+    const int64_t index = batch * batch_stride + row * ld + col;
+    const float value = finish(accumulator, col);
+    if (out_dtype == DType::kF32) {
+      static_cast<float*>(out)[index] = value;
+    } else if (out_dtype == DType::kF16) {
+      static_cast<__half*>(out)[index] = __float2half_rn(value);
+    } else {
+      static_cast<__nv_bfloat16*>(out)[index] = __float2bfloat16_rn(value);
+    }
+  }
+
+  // Four neighbouring columns, the first a multiple of 4: one vector store where the address allows it.
+  __device__ void store4(int64_t batch, int64_t row, int64_t col, int64_t N, const float (&accumulator)[4]) const {
+    const int64_t index = batch * batch_stride + row * ld + col;
+    const bool vector =
+        col + 4 <= N && index % 4 == 0 && reinterpret_cast<uintptr_t>(out) % (out_dtype == DType::kF32 ? 16 : 8) == 0;
+    if (!vector) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (col + i < N) store(batch, row, col + i, accumulator[i]);
+      }
+      return;
+    }
+    float value[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) value[i] = finish(accumulator[i], col + i);
+    if (out_dtype == DType::kF32) {
+      *reinterpret_cast<float4*>(static_cast<float*>(out) + index) =
+          make_float4(value[0], value[1], value[2], value[3]);
+    } else if (out_dtype == DType::kF16) {
+      __half2 pair[2] = {__floats2half2_rn(value[0], value[1]), __floats2half2_rn(value[2], value[3])};
+      *reinterpret_cast<uint2*>(static_cast<__half*>(out) + index) = *reinterpret_cast<const uint2*>(pair);
+    } else {
+      __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(value[0], value[1]), __floats2bfloat162_rn(value[2], value[3])};
+      *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(out) + index) = *reinterpret_cast<const uint2*>(pair);
+    }
+  }
+};
+
+}  // namespace jaxgemm

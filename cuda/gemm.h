@@ -1,0 +1,138 @@
+// The host-side contract between the kernels and whoever calls them. No CUDA, XLA or Python header
+// may be included here: the registry, the chooser and their tests run on machines without a GPU.
+//
+//   out[b] = activation(lhs[b] (M x K) * rhs[b] (K x N) + bias (N)),   accumulated in float32 (int32 for integers)
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace jaxgemm {
+
+// Every element type that crosses the contract: X(identifier as XLA's FFI spells it, NumPy name, bytes per element).
+#define JAXGEMM_DTYPES(X)         \
+  X(F32, "float32", 4)            \
+  X(F16, "float16", 2)            \
+  X(BF16, "bfloat16", 2)          \
+  X(S8, "int8", 1)                \
+  X(S32, "int32", 4)              \
+  X(F8E4M3FN, "float8_e4m3fn", 1) \
+  X(F8E5M2, "float8_e5m2", 1)
+
+// Every activation of the epilogue: X(identifier, public name).
+#define JAXGEMM_ACTIVATIONS(X) \
+  X(None, "none")              \
+  X(Relu, "relu")              \
+  X(GeluTanh, "gelu_tanh")     \
+  X(GeluErf, "gelu_erf")       \
+  X(Silu, "silu")
+
+// kHighest forbids rounding float32 operands to a narrower type before they are multiplied.
+#define JAXGEMM_PRECISIONS(X) \
+  X(Default, "default")       \
+  X(Highest, "highest")
+
+#define JAXGEMM_ENUMERATOR(id, ...) k##id,
+enum class DType : int8_t { JAXGEMM_DTYPES(JAXGEMM_ENUMERATOR) };
+enum class Activation : int8_t { JAXGEMM_ACTIVATIONS(JAXGEMM_ENUMERATOR) };
+enum class Precision : int8_t { JAXGEMM_PRECISIONS(JAXGEMM_ENUMERATOR) };
+#undef JAXGEMM_ENUMERATOR
+
+std::string_view name(DType dtype);
+std::string_view name(Activation activation);
+std::string_view name(Precision precision);
+int64_t size_bytes(DType dtype);
+
+// How lhs (first letter) and rhs (second) lie in memory: N = row-major as written, T = stored transposed.
+enum class Layout : int8_t { kNN, kNT, kTN, kTT };
+inline constexpr std::array<std::string_view, 4> kLayoutNames = {"NN", "NT", "TN", "TT"};
+
+// One operand: `batch` matrices of rows x cols. Element (b, i, j) lies at
+//   b * batch_stride + i * ld + j            (row-major), or
+//   b * batch_stride + j * ld + i            (transposed),
+// all in elements. batch_stride == 0 means that every batch reads the same matrix.
+struct MatrixView {
+  int64_t rows = 0, cols = 0, ld = 0, batch_stride = 0;
+  bool transposed = false;
+  bool operator==(const MatrixView&) const = default;
+};
+
+struct Problem {
+  int64_t batch = 1, M = 0, N = 0, K = 0;
+  MatrixView lhs, rhs, out;  // out is never transposed and never shared between batches
+  DType lhs_dtype = DType::kF32, rhs_dtype = DType::kF32, out_dtype = DType::kF32;
+  Precision precision = Precision::kDefault;
+  Activation activation = Activation::kNone;
+  bool has_bias = false;  // a float32 vector of N elements
+  int sm = 0;             // compute capability of the GPU times ten, e.g. 90
+
+  Layout layout() const { return static_cast<Layout>((lhs.transposed ? 2 : 0) + (rhs.transposed ? 1 : 0)); }
+  bool empty() const { return batch == 0 || M == 0 || N == 0; }
+};
+
+struct Tile {
+  int m, n, k;
+  bool operator==(const Tile&) const = default;
+};
+
+struct DTypes {
+  DType lhs, rhs, out;
+  bool operator==(const DTypes&) const = default;
+};
+
+// What a kernel is and what it can take. Derived from its Config by describe<Config>() (launch.cuh).
+struct KernelInfo {
+  std::string_view family;     // the rung of the ladder, e.g. "wmma_tiled"
+  std::string_view config;     // one tile configuration of it, e.g. "128x128x64"
+  std::string_view full_name;  // "family:config", the name that custom calls carry
+  int min_sm, max_sm;          // first and last compute capability it runs on; max_sm == 0: no last one
+  std::span<const DTypes> dtypes;
+  std::array<bool, 4> layouts;  // indexed by Layout
+  Tile cta_tile, warp_tile;
+  int stages, threads, smem_bytes;
+  bool fused_epilogue;  // applies bias and activation itself
+};
+
+struct GemmArgs {
+  Problem problem;
+  const void* lhs = nullptr;
+  const void* rhs = nullptr;
+  const float* bias = nullptr;
+  void* out = nullptr;
+  void* workspace = nullptr;  // kWorkspaceAlignment-aligned, workspace_bytes() long, contents undefined
+  void* stream = nullptr;     // cudaStream_t
+};
+
+inline constexpr int64_t kWorkspaceAlignment = 256;
+inline constexpr int64_t kMaxCtas = 2147483647;  // CUDA's limit of grid.x; every family puts all its tiles there
+
+struct Kernel {
+  KernelInfo info;
+  // Enqueues the work on args.stream; returns "" or what went wrong. Called only if why_not() is "".
+  std::string (*launch)(const GemmArgs& args);
+  int64_t (*workspace_bytes)(const Problem& problem);
+};
+
+// All kernels in ladder order, simplest first.
+std::span<const Kernel* const> kernels();
+
+// By full name; nullptr if there is none.
+const Kernel* find(std::string_view full_name);
+
+// "" if the kernel can run the problem on a GPU of problem.sm, else a sentence with the values that forbid it.
+std::string why_not(const Kernel& kernel, const Problem& problem);
+
+// The kernel that the model in select.cc expects to be the fastest, among those of `family` if one is given;
+// nullptr if none can run the problem.
+const Kernel* select(const Problem& problem, std::string_view family = {});
+
+// The model's estimate, in arbitrary units of time: what select() minimises.
+double estimated_cost(const Kernel& kernel, const Problem& problem);
+
+// "float32 4096x4096x4096 NN batch 1": for messages.
+std::string describe(const Problem& problem);
+
+}  // namespace jaxgemm

@@ -1,0 +1,98 @@
+// What every family shares: KernelInfo derived from a Config, the launch itself, and the dispatch from run-time
+// layouts and dtypes to template arguments.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "gemm.h"
+
+namespace jaxgemm {
+
+// A Config is a struct with
+//   kFamily, kConfig, kFullName         std::string_view
+//   kDTypes                     an array of DTypes
+//   kCtaTile, kWarpTile         Tile
+//   kStages, kThreads           int
+//   SharedStorage               the struct that lives in dynamic shared memory
+// and optionally kMinSm, kMaxSm.
+template <class Config>
+constexpr KernelInfo describe() {
+  constexpr int min_sm = [] {
+    if constexpr (requires { Config::kMinSm; }) return Config::kMinSm;
+    return 80;
+  }();
+  constexpr int max_sm = [] {
+    if constexpr (requires { Config::kMaxSm; }) return Config::kMaxSm;
+    return 0;
+  }();
+  constexpr int smem_bytes =
+      std::is_empty_v<typename Config::SharedStorage> ? 0 : sizeof(typename Config::SharedStorage);
+  static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024);
+  static_assert(smem_bytes <= 227 * 1024, "more shared memory than any GPU gives one CTA");
+  return {.family = Config::kFamily,
+          .config = Config::kConfig,
+          .full_name = Config::kFullName,
+          .min_sm = min_sm,
+          .max_sm = max_sm,
+          .dtypes = Config::kDTypes,
+          .layouts = {true, true, true, true},
+          .cta_tile = Config::kCtaTile,
+          .warp_tile = Config::kWarpTile,
+          .stages = Config::kStages,
+          .threads = Config::kThreads,
+          .smem_bytes = smem_bytes,
+          .fused_epilogue = true};
+}
+
+inline int64_t no_workspace(const Problem&) { return 0; }
+
+// Enqueues kernel<<<ctas, threads, smem_bytes, stream>>>(args...) and returns "" or CUDA's own words for what failed.
+template <class... Params, class... Args>
+std::string launch_kernel(void (*kernel)(Params...), int64_t ctas, int threads, int smem_bytes, void* stream,
+                          Args... args) {
+  constexpr int kDefaultSmemBytes = 48 * 1024;  // more must be asked for, CUDA C++ programming guide, "Shared memory"
+  if (smem_bytes > kDefaultSmemBytes) {
+    if (cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+        status != cudaSuccess) {
+      (void)cudaGetLastError();  // the error is reported here: it must not be found again by the next caller
+      return std::string("cudaFuncSetAttribute: ") + cudaGetErrorString(status);
+    }
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(smem_bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  if (cudaError_t status = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...); status != cudaSuccess) {
+    (void)cudaGetLastError();
+    return std::string("cudaLaunchKernelEx: ") + cudaGetErrorString(status);
+  }
+  return {};
+}
+
+// Calls f.template operator()<kLhsTransposed, kRhsTransposed>() for the problem's layout.
+template <class F>
+auto dispatch_layout(Layout layout, F&& f) {
+  switch (layout) {
+    case Layout::kNN: return f.template operator()<false, false>();
+    case Layout::kNT: return f.template operator()<false, true>();
+    case Layout::kTN: return f.template operator()<true, false>();
+    case Layout::kTT: break;
+  }
+  return f.template operator()<true, true>();
+}
+
+}  // namespace jaxgemm
+
+// The rows of one family, for registry.cc. The Configs live in an anonymous namespace: two families with one struct
+// name would otherwise be merged by the linker.
+#define JAXGEMM_FAMILY(family, ...)                                     \
+  namespace jaxgemm {                                                   \
+  static constexpr const Kernel* family##_rows[] = {__VA_ARGS__};       \
+  extern const std::span<const Kernel* const> family##_kernels;         \
+  const std::span<const Kernel* const> family##_kernels{family##_rows}; \
+  }
