@@ -1,0 +1,19 @@
+// The XLA FFI handlers, as opaque pointers: module.cc hands them to Python without seeing XLA's headers.
+#pragma once
+
+namespace jaxgemm {
+
+// Enqueues one GEMM on XLA's CUDA stream. Attributes: gemm_ffi.cc.
+void* gemm_handler();
+
+// Takes the same operands, results and attributes on the host platform, judges them in the same way for the GPU that
+// `sm` names, and launches nothing: lets machines without a GPU test what the handler refuses.
+void* gemm_check_handler();
+
+struct HandlerMetadata {
+  int api_major, api_minor;
+  bool command_buffer_compatible;
+};
+HandlerMetadata gemm_handler_metadata();
+
+}  // namespace jaxgemm

@@ -1,0 +1,163 @@
+// The Python module jaxgemm._core: what the registry knows, and the FFI handlers as capsules.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "../gemm.h"
+#include "../source_hash.h"
+#include "../view.h"
+#include "gemm_ffi.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace jaxgemm {
+namespace {
+
+using DTypeNames = std::tuple<std::string, std::string, std::string>;
+using TileSizes = std::tuple<int, int, int>;
+
+TileSizes sizes(const Tile& tile) { return {tile.m, tile.n, tile.k}; }
+
+std::vector<DTypeNames> dtype_names(const KernelInfo& info) {
+  std::vector<DTypeNames> names;
+  for (const DTypes& d : info.dtypes) names.emplace_back(name(d.lhs), name(d.rhs), name(d.out));
+  return names;
+}
+
+std::vector<std::string> layout_names(const KernelInfo& info) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < kLayoutNames.size(); ++i) {
+    if (info.layouts[i]) names.emplace_back(kLayoutNames[i]);
+  }
+  return names;
+}
+
+const Kernel& find_or_throw(std::string_view full_name) {
+  if (const Kernel* kernel = find(full_name)) return *kernel;
+  throw std::invalid_argument("no kernel is called '" + std::string(full_name) + "'");
+}
+
+// Names of all values of an enum, in order.
+#define JAXGEMM_LIST_NAME(id, text, ...) text,
+constexpr std::string_view kDTypeNames[] = {JAXGEMM_DTYPES(JAXGEMM_LIST_NAME)};
+constexpr std::string_view kActivationNames[] = {JAXGEMM_ACTIVATIONS(JAXGEMM_LIST_NAME)};
+constexpr std::string_view kPrecisionNames[] = {JAXGEMM_PRECISIONS(JAXGEMM_LIST_NAME)};
+#undef JAXGEMM_LIST_NAME
+
+template <class Enum, size_t kCount>
+Enum parse(std::string_view text, const std::string_view (&names)[kCount], const char* what) {
+  for (size_t i = 0; i < kCount; ++i) {
+    if (names[i] == text) return static_cast<Enum>(i);
+  }
+  throw std::invalid_argument(std::string("no ") + what + " is called '" + std::string(text) + "'");
+}
+
+template <size_t kCount>
+std::vector<std::string> to_list(const std::string_view (&names)[kCount]) {
+  return {std::begin(names), std::end(names)};
+}
+
+Problem build_problem(const std::vector<int64_t>& lhs_sizes, const OperandDims& lhs_dims,
+                      const std::vector<int64_t>& rhs_sizes, const OperandDims& rhs_dims,
+                      const std::vector<int64_t>& out_sizes, const OperandDims& out_dims, std::string_view lhs_dtype,
+                      std::string_view rhs_dtype, std::string_view out_dtype, std::string_view precision,
+                      std::string_view activation, bool has_bias, int sm) {
+  Problem p;
+  p.lhs_dtype = parse<DType>(lhs_dtype, kDTypeNames, "dtype");
+  p.rhs_dtype = parse<DType>(rhs_dtype, kDTypeNames, "dtype");
+  p.out_dtype = parse<DType>(out_dtype, kDTypeNames, "dtype");
+  p.precision = parse<Precision>(precision, kPrecisionNames, "precision");
+  p.activation = parse<Activation>(activation, kActivationNames, "activation");
+  p.has_bias = has_bias;
+  p.sm = sm;
+  if (std::string error = make_problem(lhs_sizes, lhs_dims, rhs_sizes, rhs_dims, out_sizes, out_dims, p); !error.empty()) {
+    throw std::invalid_argument(error);
+  }
+  return p;
+}
+
+}  // namespace
+}  // namespace jaxgemm
+
+NB_MODULE(_core, m) {
+  using namespace jaxgemm;
+  m.doc() = "The compiled half of jaxgemm: kernel registry and XLA FFI handlers.";
+
+  nb::class_<KernelInfo>(m, "KernelInfo", "What one kernel is and what it can take (cuda/gemm.h).")
+      .def_prop_ro("name", [](const KernelInfo& i) { return std::string(i.full_name); })
+      .def_prop_ro("family", [](const KernelInfo& i) { return std::string(i.family); })
+      .def_prop_ro("config", [](const KernelInfo& i) { return std::string(i.config); })
+      .def_ro("min_sm", &KernelInfo::min_sm)
+      .def_ro("max_sm", &KernelInfo::max_sm)
+      .def_prop_ro("dtypes", &dtype_names)
+      .def_prop_ro("layouts", &layout_names)
+      .def_prop_ro("cta_tile", [](const KernelInfo& i) { return sizes(i.cta_tile); })
+      .def_prop_ro("warp_tile", [](const KernelInfo& i) { return sizes(i.warp_tile); })
+      .def_ro("stages", &KernelInfo::stages)
+      .def_ro("threads", &KernelInfo::threads)
+      .def_ro("smem_bytes", &KernelInfo::smem_bytes)
+      .def_ro("fused_epilogue", &KernelInfo::fused_epilogue)
+      .def_prop_ro("max_ctas", [](const KernelInfo&) { return kMaxCtas; })
+      .def("__repr__", [](const KernelInfo& i) { return "KernelInfo('" + std::string(i.full_name) + "')"; });
+
+  nb::class_<OperandDims>(m, "OperandDims", "The role of each dimension of one operand (cuda/view.h).")
+      .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>(),
+           "order"_a, "batch"_a, "rows"_a, "cols"_a)
+      .def_ro("order", &OperandDims::order)
+      .def_ro("batch", &OperandDims::batch)
+      .def_ro("rows", &OperandDims::rows)
+      .def_ro("cols", &OperandDims::cols);
+
+  nb::class_<Problem>(m, "Problem", "One GEMM as the kernels see it (cuda/gemm.h).")
+      .def(nb::new_(&build_problem), "lhs_sizes"_a, "lhs_dims"_a, "rhs_sizes"_a, "rhs_dims"_a, "out_sizes"_a,
+           "out_dims"_a, "lhs_dtype"_a, "rhs_dtype"_a, "out_dtype"_a, "precision"_a, "activation"_a, "has_bias"_a,
+           "sm"_a)
+      .def_ro("batch", &Problem::batch)
+      .def_ro("m", &Problem::M)
+      .def_ro("n", &Problem::N)
+      .def_ro("k", &Problem::K)
+      .def_ro("sm", &Problem::sm)
+      .def_prop_ro("layout", [](const Problem& p) { return std::string(kLayoutNames[static_cast<int>(p.layout())]); })
+      .def_prop_ro("lhs_stride", [](const Problem& p) { return std::tuple{p.lhs.batch_stride, p.lhs.ld}; })
+      .def_prop_ro("rhs_stride", [](const Problem& p) { return std::tuple{p.rhs.batch_stride, p.rhs.ld}; })
+      .def_prop_ro("out_stride", [](const Problem& p) { return std::tuple{p.out.batch_stride, p.out.ld}; })
+      .def("__repr__", [](const Problem& p) { return describe(p); });
+
+  m.def("kernels", [] {
+    std::vector<KernelInfo> infos;
+    for (const Kernel* kernel : kernels()) infos.push_back(kernel->info);
+    return infos;
+  }, "Every kernel in ladder order.");
+  m.def("why_not", [](std::string_view full_name, const Problem& p) { return why_not(find_or_throw(full_name), p); },
+        "name"_a, "problem"_a, "'' if the kernel can run the problem, else the sentence that says why not.");
+  m.def("select", [](const Problem& p, std::string_view family) {
+    const Kernel* kernel = select(p, family);
+    return std::string(kernel == nullptr ? "" : kernel->info.full_name);
+  }, "problem"_a, "family"_a = "", "The kernel to run, '' if none can; of one family if one is given.");
+  m.def("estimated_cost",
+        [](std::string_view full_name, const Problem& p) { return estimated_cost(find_or_throw(full_name), p); },
+        "name"_a, "problem"_a, "What select() minimises within a family, in arbitrary units.");
+  m.def("workspace_bytes", [](std::string_view full_name, const Problem& p) {
+    const int64_t bytes = find_or_throw(full_name).workspace_bytes(p);
+    return bytes == 0 ? 0 : bytes + kWorkspaceAlignment;
+  }, "name"_a, "problem"_a, "Bytes of the uint8 workspace result that the custom call must have, alignment included.");
+  m.def("dtypes", [] { return to_list(kDTypeNames); }, "NumPy names of the element types that problems may have.");
+  m.def("activations", [] { return to_list(kActivationNames); }, "Names of the activations that problems may have.");
+  m.def("precisions", [] { return to_list(kPrecisionNames); }, "Names of the precisions that problems may have.");
+  m.def("handlers", [] {
+    nb::dict handlers;
+    handlers["jaxgemm_gemm"] = nb::capsule(gemm_handler());
+    handlers["jaxgemm_gemm_check"] = nb::capsule(gemm_check_handler());
+    return handlers;
+  }, "FFI handlers by target name.");
+  m.def("handler_metadata", [] {
+    const HandlerMetadata metadata = gemm_handler_metadata();
+    return std::tuple{metadata.api_major, metadata.api_minor, metadata.command_buffer_compatible};
+  }, "(FFI API major, minor, CUDA-graph compatible) of the handler of jaxgemm_gemm.");
+  m.def("source_hash", [] { return std::string(source_hash()); }, "SHA-256 of the sources that this was built from.");
+}

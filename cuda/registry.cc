@@ -1,0 +1,119 @@
+// The list of families, and what can be said about any kernel without launching it.
+#include "gemm.h"
+
+#include <vector>
+
+// Ladder order. A new family is one .cu file under kernels/ and one row here.
+#define JAXGEMM_FAMILIES(X) \
+  X(naive)                  \
+  X(smem_tiled)             \
+  X(register_tiled)         \
+  X(wmma_naive)             \
+  X(wmma_tiled)
+
+namespace jaxgemm {
+
+#define JAXGEMM_DECLARE(family) extern const std::span<const Kernel* const> family##_kernels;
+JAXGEMM_FAMILIES(JAXGEMM_DECLARE)
+#undef JAXGEMM_DECLARE
+
+std::span<const Kernel* const> kernels() {
+  static const std::vector<const Kernel*> all = [] {
+    std::vector<const Kernel*> rows;
+#define JAXGEMM_APPEND(family) rows.insert(rows.end(), family##_kernels.begin(), family##_kernels.end());
+    JAXGEMM_FAMILIES(JAXGEMM_APPEND)
+#undef JAXGEMM_APPEND
+    return rows;
+  }();
+  return all;
+}
+
+const Kernel* find(std::string_view full_name) {
+  for (const Kernel* kernel : kernels()) {
+    if (kernel->info.full_name == full_name) return kernel;
+  }
+  return nullptr;
+}
+
+#define JAXGEMM_NAME_CASE(id, text, ...) \
+  case Enum::k##id: return text;
+
+std::string_view name(DType dtype) {
+  using Enum = DType;
+  switch (dtype) { JAXGEMM_DTYPES(JAXGEMM_NAME_CASE) }
+  return "?";
+}
+
+std::string_view name(Activation activation) {
+  using Enum = Activation;
+  switch (activation) { JAXGEMM_ACTIVATIONS(JAXGEMM_NAME_CASE) }
+  return "?";
+}
+
+std::string_view name(Precision precision) {
+  using Enum = Precision;
+  switch (precision) { JAXGEMM_PRECISIONS(JAXGEMM_NAME_CASE) }
+  return "?";
+}
+#undef JAXGEMM_NAME_CASE
+
+int64_t size_bytes(DType dtype) {
+  switch (dtype) {
+#define JAXGEMM_SIZE_CASE(id, text, bytes) \
+  case DType::k##id: return bytes;
+    JAXGEMM_DTYPES(JAXGEMM_SIZE_CASE)
+#undef JAXGEMM_SIZE_CASE
+  }
+  return 0;
+}
+
+namespace {
+
+std::string describe(const DTypes& dtypes) {
+  return std::string(name(dtypes.lhs)) + " x " + std::string(name(dtypes.rhs)) + " -> " + std::string(name(dtypes.out));
+}
+
+int64_t tiles(int64_t size, int tile) { return (size + tile - 1) / tile; }
+
+}  // namespace
+
+std::string describe(const Problem& p) {
+  return describe(DTypes{p.lhs_dtype, p.rhs_dtype, p.out_dtype}) + ", M=" + std::to_string(p.M) +
+         " N=" + std::to_string(p.N) + " K=" + std::to_string(p.K) + " batch=" + std::to_string(p.batch) + " " +
+         std::string(kLayoutNames[static_cast<int>(p.layout())]);
+}
+
+std::string why_not(const Kernel& kernel, const Problem& p) {
+  const KernelInfo& info = kernel.info;
+  if (p.sm < info.min_sm || (info.max_sm != 0 && p.sm > info.max_sm)) {
+    return "needs a GPU of sm_" + std::to_string(info.min_sm) +
+           (info.max_sm == 0 ? " or newer" : " to sm_" + std::to_string(info.max_sm)) + ", this one is sm_" +
+           std::to_string(p.sm);
+  }
+  const DTypes wanted = {p.lhs_dtype, p.rhs_dtype, p.out_dtype};
+  bool dtypes_ok = false;
+  std::string taken;
+  for (const DTypes& dtypes : info.dtypes) {
+    dtypes_ok = dtypes_ok || dtypes == wanted;
+    taken += (taken.empty() ? "" : ", ") + describe(dtypes);
+  }
+  if (!dtypes_ok) return "does not multiply " + describe(wanted) + "; it takes " + taken;
+  if (!info.layouts[static_cast<int>(p.layout())]) {
+    return "does not take layout " + std::string(kLayoutNames[static_cast<int>(p.layout())]);
+  }
+  if ((p.has_bias || p.activation != Activation::kNone) && !info.fused_epilogue) {
+    return "does not fuse bias and activation";
+  }
+  if (!p.empty()) {
+    // Divisions, so that no product of sizes can overflow.
+    const int64_t tiles_m = tiles(p.M, info.cta_tile.m), tiles_n = tiles(p.N, info.cta_tile.n);
+    if (tiles_m > kMaxCtas / tiles_n || p.batch > kMaxCtas / (tiles_m * tiles_n)) {
+      return "M=" + std::to_string(p.M) + " N=" + std::to_string(p.N) + " batch=" + std::to_string(p.batch) +
+             " is more than " + std::to_string(kMaxCtas) + " CTA tiles of " + std::to_string(info.cta_tile.m) + "x" +
+             std::to_string(info.cta_tile.n);
+    }
+  }
+  return {};
+}
+
+}  // namespace jaxgemm

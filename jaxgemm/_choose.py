@@ -1,0 +1,258 @@
+"""Which kernel runs a GEMM, and the sentences that say why not."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxgemm import _compat
+from jaxgemm._native import _core
+from jaxgemm._plan import DimensionNumbers, Plan, make_plan
+from jaxgemm._target import target_sm
+
+# What the kernels guarantee for each of XLA's dot algorithms: operand dtype that it is about, our precision.
+_ALGORITHMS = {
+    lax.DotAlgorithmPreset.F16_F16_F32: ("float16", "default"),
+    lax.DotAlgorithmPreset.BF16_BF16_F32: ("bfloat16", "default"),
+    lax.DotAlgorithmPreset.F32_F32_F32: ("float32", "highest"),
+}
+# Stands for a symbolic dimension when a kernel is chosen: odd, so that no alignment is taken for granted.
+_NOMINAL_SIZE = 127
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One dot_general with an epilogue, as far as choosing a kernel needs it."""
+
+    lhs: jax.ShapeDtypeStruct
+    rhs: jax.ShapeDtypeStruct
+    out: jax.ShapeDtypeStruct
+    dimension_numbers: DimensionNumbers
+    precision: _compat.Precision = None
+    activation: str = "none"
+    has_bias: bool = False
+
+    def plan(self) -> Plan:
+        return make_plan(len(self.lhs.shape), len(self.rhs.shape), self.dimension_numbers)
+
+    @property
+    def symbolic(self) -> bool:
+        return not all(_compat.static_sizes(x.shape) for x in (self.lhs, self.rhs, self.out))
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The kernel to run, None for XLA's own dot, and why."""
+
+    kernel: str | None
+    reason: str
+    precision: str = "default"
+    workspace_bytes: int = 0
+
+
+def kernels() -> list[_core.KernelInfo]:
+    """Every kernel of this build in ladder order, simplest first.
+
+    Each entry has ``name`` ("family:config"; ``kernel=`` takes it or the family alone), ``family``, ``config``,
+    ``min_sm`` and ``max_sm`` (compute capability times ten; ``max_sm == 0``: no upper limit), ``dtypes`` ((lhs, rhs,
+    out) names), ``layouts``, ``cta_tile`` and ``warp_tile`` ((m, n, k) elements), ``stages``, ``threads`` per CTA,
+    ``smem_bytes`` per CTA, ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
+    """
+    return _core.kernels()
+
+
+def _kernel_precision(precision: _compat.Precision, lhs_dtype: np.dtype) -> str | None:
+    """Our precision for a canonical JAX precision, None if no kernel promises it."""
+    if precision is None:
+        return "default"
+    if isinstance(precision, lax.DotAlgorithmPreset):
+        if precision == lax.DotAlgorithmPreset.DEFAULT:
+            return "default"
+        dtype, kernel_precision = _ALGORITHMS.get(precision, (None, None))
+        return kernel_precision if dtype == lhs_dtype.name else None
+    if isinstance(precision, tuple) and not isinstance(precision, lax.DotAlgorithm):
+        return "default" if all(p == lax.Precision.DEFAULT for p in precision) else "highest"
+    return None
+
+
+def _why_no_problem(request: Request) -> str:
+    """Why no kernel can be asked about a request at all, "" if one can."""
+    names = _core.dtypes()
+    for what, x in (("lhs", request.lhs), ("rhs", request.rhs), ("out", request.out)):
+        if x.dtype.name not in names:
+            return f"{what} is {x.dtype.name}; kernels exist for some of {', '.join(names)}"
+    if _kernel_precision(request.precision, request.lhs.dtype) is None:
+        return f"no kernel promises precision={request.precision} for {request.lhs.dtype.name} operands"
+    return ""
+
+
+def _problem(request: Request, sm: int) -> _core.Problem:
+    plan = request.plan()
+    precision = _kernel_precision(request.precision, request.lhs.dtype)
+    assert precision is not None  # _why_no_problem was asked first
+
+    def sizes(x: jax.ShapeDtypeStruct) -> list[int]:
+        return [d if isinstance(d, int) else _NOMINAL_SIZE for d in x.shape]
+
+    return _core.Problem(
+        lhs_sizes=sizes(request.lhs),
+        lhs_dims=plan.lhs.native(),
+        rhs_sizes=sizes(request.rhs),
+        rhs_dims=plan.rhs.native(),
+        out_sizes=sizes(request.out),
+        out_dims=plan.out.native(),
+        lhs_dtype=request.lhs.dtype.name,
+        rhs_dtype=request.rhs.dtype.name,
+        out_dtype=request.out.dtype.name,
+        precision=precision,
+        activation=request.activation,
+        has_bias=request.has_bias,
+        sm=sm,
+    )
+
+
+def _why_not(name: str, problem: _core.Problem, request: Request) -> str:
+    sentence = _core.why_not(name, problem)
+    if not sentence and request.symbolic and _core.workspace_bytes(name, problem):
+        return "needs a workspace, whose size symbolic dimensions do not give"
+    return sentence
+
+
+def check_name(kernel: str | None) -> None:
+    """Raises ValueError unless ``kernel`` is None or names a kernel or a family of this build."""
+    if kernel is None:
+        return
+    infos = kernels()
+    known = list(dict.fromkeys(info.family for info in infos)) + [info.name for info in infos]
+    if not isinstance(kernel, str) or kernel not in known:
+        near = difflib.get_close_matches(str(kernel), known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"kernel={kernel!r} is none of this build's kernels: {', '.join(known)}.{hint}")
+
+
+def choose(request: Request, kernel: str | None, sm: int) -> Choice:
+    """The kernel for a request on a GPU of compute capability ``sm`` / 10.
+
+    Args:
+      kernel: None to choose among all, or the name of a kernel or family, which is then run or refused.
+
+    Raises:
+      ValueError: the named kernel does not exist or cannot run the request; the message says why and which can.
+    """
+    check_name(kernel)
+    no_problem = _why_no_problem(request)
+    if no_problem:
+        if kernel is not None:
+            raise ValueError(f"kernel={kernel!r} cannot run this: {no_problem}. Leave kernel=None for XLA's own dot.")
+        return Choice(None, no_problem)
+    problem = _problem(request, sm)
+    verdicts = {info.name: _why_not(info.name, problem, request) for info in kernels()}
+    able = [name for name, sentence in verdicts.items() if not sentence]
+    if kernel is None:
+        name = _core.select(problem)
+        reason = "the latest rung of the ladder that takes the problem, in the configuration that the model ranks first"
+    elif kernel in verdicts:
+        name, reason = kernel, "named by the caller"
+    else:
+        name, reason = _core.select(problem, kernel), "of the family that the caller named"
+    if name and name not in able and kernel is None:  # select() does not know what symbolic dimensions forbid
+        name = able[-1] if able else ""
+    if not name or name not in able:
+        if kernel is None:
+            return Choice(None, f"no kernel takes {problem}")
+        why = verdicts.get(name) or next(v for n, v in verdicts.items() if n == kernel or n.startswith(kernel + ":"))
+        can = f"kernels that can: {', '.join(able)}" if able else "no kernel can; leave kernel=None for XLA's own dot"
+        raise ValueError(f"kernel={kernel!r} cannot run {problem}: it {why}; {can}.")
+    precision = _kernel_precision(request.precision, request.lhs.dtype)
+    assert precision is not None
+    return Choice(name, reason, precision, _core.workspace_bytes(name, problem))
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` returns; ``str()`` of it is meant for people.
+
+    Attributes:
+      kernel: full name of the kernel that would run, None for XLA's own dot.
+      reason: why.
+      problem: the GEMM in words.
+      candidates: kernel name -> "" if it could run, else why not.
+    """
+
+    kernel: str | None
+    reason: str
+    problem: str
+    candidates: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [self.problem, f"  runs {self.kernel or 'XLA dot'}: {self.reason}"]
+        lines += [f"  {name}: {why or 'could run'}" for name, why in self.candidates.items() if name != self.kernel]
+        return "\n".join(lines)
+
+
+def explain_request(request: Request, kernel: str | None, sm: int) -> Explanation:
+    """The explanation of one request; errors as :func:`choose` raises them."""
+    choice = choose(request, kernel, sm)
+    no_problem = _why_no_problem(request)
+    if no_problem:
+        text = f"{request.lhs.dtype.name}{list(request.lhs.shape)} x {request.rhs.dtype.name}{list(request.rhs.shape)}"
+        return Explanation(None, no_problem, text, {info.name: no_problem for info in kernels()})
+    problem = _problem(request, sm)
+    candidates = {info.name: _why_not(info.name, problem, request) for info in kernels()}
+    return Explanation(choice.kernel, choice.reason, f"{problem} on sm_{sm}", candidates)
+
+
+def explain(lhs: Any, rhs: Any, **kwargs: Any) -> Explanation:
+    """Says which kernel ``jaxgemm.matmul(lhs, rhs, **kwargs)`` would run on the GPU here, and why not the others.
+
+    Nothing is computed: operands may be arrays or ``jax.ShapeDtypeStruct``. Without a GPU the answer is the portable
+    choice, the one an exported program would carry.
+
+    Args:
+      lhs, rhs: as for :func:`jaxgemm.matmul`.
+      **kwargs: as for :func:`jaxgemm.matmul`; and ``function=``, another function of this package to ask about, e.g.
+        ``jaxgemm.dot_general`` with its ``dimension_numbers=``.
+
+    Returns:
+      An :class:`Explanation`.
+
+    Raises:
+      TypeError, ValueError: what the call itself would raise.
+    """
+    from jaxgemm._matmul import matmul
+
+    function: Callable[..., Any] = kwargs.pop("function", matmul)
+    requests = _requests(function, (lhs, rhs), kwargs)
+    request, kernel = requests[0]
+    return explain_request(request, kernel, target_sm())
+
+
+def _requests(
+    function: Callable[..., Any], operands: Sequence[Any], kwargs: dict[str, Any]
+) -> list[tuple[Request, str | None]]:
+    """The GEMMs that a call binds, read off its jaxpr."""
+    from jaxgemm._primitives import request_of
+
+    def shaped(x: Any) -> Any:
+        return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x))
+
+    jaxpr = jax.make_jaxpr(lambda *xs: function(*xs, **kwargs))(*map(shaped, operands))
+
+    def walk(inner: Any) -> list[tuple[Request, str | None]]:
+        found = []
+        for equation in inner.eqns:
+            request = request_of(equation)
+            if request is not None:
+                found.append(request)
+            for sub in jax.core.jaxprs_in_params(equation.params) if hasattr(jax.core, "jaxprs_in_params") else ():
+                found += walk(sub)
+        return found
+
+    found = walk(jaxpr.jaxpr)
+    if not found:
+        raise ValueError(f"{getattr(function, '__name__', function)} binds no GEMM of jaxgemm")
+    return found

@@ -1,0 +1,92 @@
+"""Everything that is not public in JAX, or that differs between the versions of JAX that jaxgemm supports.
+
+``tests/test_compat.py`` holds the list of private names used here and checks that no other file has any.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax._src import dispatch as _dispatch
+from jax._src.interpreters import batching as _batching
+from jax.extend.core import Primitive
+from jax.interpreters import xla
+
+Precision = None | tuple[lax.Precision, lax.Precision] | lax.DotAlgorithm | lax.DotAlgorithmPreset
+
+
+def canonical_precision(precision: Any) -> Precision:
+    """``precision=`` of JAX's matmul functions in the form that ``dot_general_p`` takes."""
+    if precision is None:
+        default = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+        return None if default is None else canonical_precision(default)
+    if isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
+        return precision
+    if isinstance(precision, list | tuple) and len(precision) == 2:
+        pair = tuple(canonical_precision(p) for p in precision)
+        if all(isinstance(p, tuple) for p in pair):
+            return (pair[0][0], pair[1][1])  # type: ignore[index]
+    elif isinstance(precision, lax.Precision):
+        return (precision, precision)
+    elif isinstance(precision, str):
+        try:
+            return (lax.Precision(precision), lax.Precision(precision))
+        except ValueError:
+            if precision in lax.DotAlgorithmPreset.__members__:
+                return lax.DotAlgorithmPreset[precision]
+    raise ValueError(
+        f"precision={precision!r} is none of: None, 'default', 'high', 'highest', a jax.lax.Precision, a pair of "
+        f"those, a jax.lax.DotAlgorithm, or one of the presets {sorted(lax.DotAlgorithmPreset.__members__)}"
+    )
+
+
+def compile_when_eager(primitive: Primitive) -> None:
+    """Lets a primitive be called outside ``jit``: it is then compiled on its own."""
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+
+
+def match_varying(*operands: jax.Array) -> tuple[jax.Array, ...]:
+    """Casts operands inside ``shard_map`` to one set of varying mesh axes, as JAX's own primitives do."""
+    varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
+    union = frozenset().union(*varying)
+    return tuple(
+        lax.pcast(x, tuple(sorted(union - axes)), to="varying") if union - axes else x
+        for x, axes in zip(operands, varying, strict=True)
+    )
+
+
+def requires_devices_during_lowering(primitive: Primitive) -> None:
+    """Lets a lowering rule use custom_partitioning, which wants to know the devices."""
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def out_sharding_for_vmap(axis_data: Any, out_sharding: Any, dim: int) -> Any:
+    """The output sharding of an operation to which vmap adds dimension ``dim``."""
+    return _batching.get_sharding_for_vmap(axis_data, out_sharding, dim)
+
+
+def is_export(ctx: Any) -> bool:
+    """Whether a lowering context belongs to jax.export."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def device_count(ctx: Any) -> int | None:
+    """Devices that the module being lowered runs on, None where the context does not say."""
+    return getattr(ctx.module_context.axis_context, "num_devices", None)
+
+
+def is_manual(ctx: Any) -> bool:
+    """Whether the lowering happens inside ``shard_map``: the shapes are then those of one device."""
+    return len(getattr(ctx.module_context.axis_context, "manual_axes", ())) > 0
+
+
+def has_explicit_axes(mesh: Any) -> bool:
+    """Whether a mesh has an axis whose sharding is part of the types."""
+    return any(axis_type == jax.sharding.AxisType.Explicit for axis_type in mesh.axis_types)
+
+
+def static_sizes(shape: Sequence[Any]) -> bool:
+    """Whether no dimension is symbolic (jax.export)."""
+    return all(isinstance(size, int) for size in shape)

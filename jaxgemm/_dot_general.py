@@ -1,0 +1,124 @@
+"""``jaxgemm.dot_general``: lax.dot_general's signature over the kernels."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxgemm import _compat
+from jaxgemm._choose import Request, check_name, choose
+from jaxgemm._plan import DimensionNumbers
+from jaxgemm._primitives import fused_gemm_p, gemm_p
+from jaxgemm._target import attached_gpu, target_sm
+
+
+def _dims(dims: Any) -> tuple[int, ...]:
+    if isinstance(dims, Sequence | np.ndarray):
+        return tuple(operator.index(d) for d in dims)
+    return (operator.index(dims),)
+
+
+def canonical_dimension_numbers(dimension_numbers: Any, lhs_ndim: int, rhs_ndim: int) -> DimensionNumbers:
+    """Dimension numbers as non-negative tuples of int; TypeError if they are not of lax.dot_general's form."""
+    try:
+        (lc, rc), (lb, rb) = dimension_numbers
+        groups = _dims(lc), _dims(rc), _dims(lb), _dims(rb)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "dimension_numbers must be ((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)) with sequences "
+            f"of int, got {dimension_numbers!r}"
+        ) from error
+    for dims, ndim, what in zip(groups, (lhs_ndim, rhs_ndim) * 2, ("lhs", "rhs") * 2, strict=True):
+        for d in dims:
+            if not 0 <= d < ndim:
+                raise TypeError(f"dimension {d} of dimension_numbers={dimension_numbers!r} is out of range: {what} has {ndim} dimensions")
+    return (groups[0], groups[1]), (groups[2], groups[3])
+
+
+def bind(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *bias: jax.Array,
+    activation: str | None = None,
+    dimension_numbers: DimensionNumbers,
+    precision: Any,
+    preferred_element_type: Any,
+    out_sharding: Any,
+    kernel: str | None,
+) -> jax.Array:
+    """Binds the fused primitive if ``activation`` is given (a canonical name, maybe "none"), else the bilinear one.
+
+    Checks a named kernel first, so that its error comes from the user's line.
+    """
+    check_name(kernel)
+    params: dict[str, Any] = dict(
+        dimension_numbers=dimension_numbers,
+        precision=_compat.canonical_precision(precision),
+        preferred_element_type=None if preferred_element_type is None else jnp.dtype(preferred_element_type),
+        out_sharding=out_sharding,
+    )
+    if kernel is not None:
+        from jaxgemm._lowering import dot_general_aval
+
+        out = dot_general_aval(jax.typeof(lhs), jax.typeof(rhs), **params)
+        request = Request(
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (lhs, rhs, out)),
+            dimension_numbers=dimension_numbers,
+            precision=params["precision"],
+            activation=activation or "none",
+            has_bias=bool(bias),
+        )
+        if attached_gpu() is not None:  # else the target is not known before lowering
+            choose(request, kernel, target_sm())
+    operands = _compat.match_varying(lhs, rhs, *bias)
+    if activation is None:
+        return gemm_p.bind(*operands, kernel=kernel, **params)
+    return fused_gemm_p.bind(*operands, kernel=kernel, activation=activation, **params)
+
+
+def dot_general(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    out_sharding: Any = None,
+    kernel: str | None = None,
+) -> jax.Array:
+    """``jax.lax.dot_general`` on jaxgemm's kernels.
+
+    Args:
+      lhs, rhs: arrays of any rank. Operands of different dtypes, and dtypes without a kernel, run on XLA's own dot.
+      dimension_numbers: ``((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))``.
+      precision: as in JAX: None, "default", "high", "highest", a ``jax.lax.Precision``, a pair of them, a
+        ``jax.lax.DotAlgorithm`` or preset. For float32 operands HIGHEST is float32-accurate; DEFAULT may use TF32.
+      preferred_element_type: dtype of the result. Accumulation is float32 (int32 for integers) in any case.
+      out_sharding: sharding of the result, under a mesh of explicit axes.
+      kernel: None to let jaxgemm choose; or the name of a kernel or family in :func:`jaxgemm.kernels`, which then
+        runs or raises, here or when the program is lowered. Gradients choose their own kernels.
+
+    Returns:
+      Array of shape (batch dims, lhs's free dims, rhs's free dims).
+
+    Raises:
+      TypeError: shapes or dtypes that cannot be multiplied, as ``jax.lax.dot_general`` raises it.
+      ValueError: an unknown kernel, or one that cannot run this problem on this GPU; an unknown precision.
+    """
+    lhs, rhs = (x if isinstance(x, jax.Array) else jnp.asarray(x) for x in (lhs, rhs))
+    numbers = canonical_dimension_numbers(dimension_numbers, lhs.ndim, rhs.ndim)
+    if out_sharding is not None and not isinstance(out_sharding, NamedSharding):
+        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
+    return bind(
+        lhs,
+        rhs,
+        dimension_numbers=numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        kernel=kernel,
+    )

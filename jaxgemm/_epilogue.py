@@ -1,0 +1,56 @@
+"""Bias and activation: their names, the dtype they are computed in, and the composition that defines them."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgemm._native import _core
+
+NO_ACTIVATION = "none"
+
+# Public name -> the function that defines it. The kernels' own names are those of cuda/gemm.h; "gelu" is an alias
+# that means what jax.nn.gelu means by default.
+_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
+    "silu": jax.nn.silu,
+}
+_ALIASES = {"gelu": "gelu_tanh"}
+
+if set(_FUNCTIONS) != set(_core.activations()) - {NO_ACTIVATION}:
+    raise ImportError(
+        f"jaxgemm._core was built for the activations {_core.activations()}, this package defines "
+        f"{sorted(_FUNCTIONS)}: install jaxgemm again from one source"
+    )
+
+
+def canonical_activation(activation: str | None) -> str:
+    """The kernels' name of an activation; ValueError for an unknown one."""
+    if activation is None:
+        return NO_ACTIVATION
+    name = _ALIASES.get(activation, activation)
+    if name not in _FUNCTIONS:
+        raise ValueError(f"activation={activation!r} is none of None, {', '.join(map(repr, activation_names()))}")
+    return name
+
+
+def activation_names() -> list[str]:
+    """Every accepted name."""
+    return sorted([*_FUNCTIONS, *_ALIASES])
+
+
+def accumulator_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which a GEMM with results of ``dtype`` accumulates, and its epilogue is computed."""
+    dtype = np.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+        return np.dtype(np.float32)
+    return dtype
+
+
+def apply_epilogue(accumulator: jax.Array, bias: jax.Array | None, activation: str) -> jax.Array:
+    """``activation(accumulator + bias)`` in the accumulator's dtype."""
+    out = accumulator if bias is None else accumulator + bias.astype(accumulator.dtype)
+    return out if activation == NO_ACTIVATION else _FUNCTIONS[activation](out)

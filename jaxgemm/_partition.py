@@ -1,0 +1,154 @@
+"""How several devices share one GEMM.
+
+Under a mesh of automatic axes, Shardy propagates shardings through a rule that says which dimensions belong together
+and asks for the program of one device (``custom_partitioning``). Under explicit axes every sharding is part of the
+types, so the local program is a ``shard_map`` written into the lowering. Either way a device multiplies what it has,
+and a split contraction ends in one all-reduce: no operand is gathered that need not be.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxgemm import _compat
+from jaxgemm._lowering import dot_general_aval, local_gemm_p
+from jaxgemm._plan import DimensionNumbers, free_dims
+
+Axes = tuple[str, ...]
+
+
+def _factors(
+    dimension_numbers: DimensionNumbers, lhs_ndim: int, rhs_ndim: int
+) -> tuple[list[str], list[str], list[str], list[str]]:
+    """A name for every dimension of lhs, rhs and the result, shared by dimensions that are split together; and the
+    names of the contracted ones.
+    """
+    (lc, rc), (lb, rb) = dimension_numbers
+    lhs, rhs = [""] * lhs_ndim, [""] * rhs_ndim
+    for prefix, pairs in (("b", zip(lb, rb, strict=True)), ("k", zip(lc, rc, strict=True))):
+        for i, (left, right) in enumerate(pairs):
+            lhs[left] = rhs[right] = f"{prefix}{i}"
+    m, n = free_dims(lhs_ndim, lc, lb), free_dims(rhs_ndim, rc, rb)
+    for i, d in enumerate(m):
+        lhs[d] = f"m{i}"
+    for i, d in enumerate(n):
+        rhs[d] = f"n{i}"
+    out = [lhs[d] for d in (*lb, *m)] + [rhs[d] for d in n]
+    return lhs, rhs, out, [lhs[d] for d in lc]
+
+
+def _axes(entry: Any) -> Axes:
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
+def _padded(spec: Sequence[Any], ndim: int) -> list[Axes]:
+    return [_axes(entry) for entry in spec] + [()] * (ndim - len(spec))
+
+
+def _assign(
+    out: list[str], out_spec: list[Axes], lhs: list[str], lhs_spec: list[Axes], rhs: list[str], rhs_spec: list[Axes],
+    contracted: list[str], *, both: bool,
+) -> tuple[dict[str, Axes], Axes]:
+    """The mesh axes of each factor, and those that a split contraction must be summed over.
+
+    The result's sharding wins. Contracted dimensions keep an axis that both operands have there (``both``), or that
+    either has, unless the result uses it already.
+    """
+    axes: dict[str, Axes] = {}
+    used: set[str] = set()
+
+    def take(factor: str, wanted: Axes) -> Axes:
+        axes[factor] = tuple(axis for axis in wanted if axis not in used)
+        used.update(axes[factor])
+        return axes[factor]
+
+    for factor, entry in zip(out, out_spec, strict=True):
+        take(factor, entry)
+    summed: Axes = ()
+    for factor in contracted:
+        left, right = lhs_spec[lhs.index(factor)], rhs_spec[rhs.index(factor)]
+        wanted = tuple(axis for axis in left if axis in right) if both else left or right
+        summed += take(factor, wanted)
+    return axes, summed
+
+
+def _spec(factors: list[str], axes: dict[str, Axes]) -> PartitionSpec:
+    entries = [axes.get(factor, ()) for factor in factors]
+    return PartitionSpec(*(None if not e else e[0] if len(e) == 1 else e for e in entries))
+
+
+def _local_product(lhs: Any, rhs: Any, summed: Axes, params: dict[str, Any]) -> Any:
+    out = local_gemm_p.bind(lhs, rhs, activation="none", **(params | {"out_sharding": None}))
+    return lax.psum(out, summed) if summed else out
+
+
+# --- automatic axes ---------------------------------------------------------------------------------------------------
+
+
+def _sharding_rule(params: Any, mesh: Any, operand_types: Any, result_types: Any) -> Any:
+    lhs_ndim, rhs_ndim = (len(t.shape) for t in operand_types)
+    lhs, rhs, out, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
+    rule = f"{' '.join(lhs)}, {' '.join(rhs)} -> {' '.join(out)}"
+    return (rule, {"reduction_factors": tuple(contracted)}) if contracted else rule
+
+
+def _partition(params: Any, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
+    lhs_ndim, rhs_ndim = (len(x.shape) for x in operand_shapes)
+    lhs, rhs, out, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
+    lhs_spec, rhs_spec = (_padded(x.sharding.spec, len(x.shape)) for x in operand_shapes)
+    out_spec = _padded(result_shape.sharding.spec, len(out))
+    axes, summed = _assign(out, out_spec, lhs, lhs_spec, rhs, rhs_spec, contracted, both=True)
+
+    def sharding(factors: list[str]) -> NamedSharding:
+        return NamedSharding(mesh, _spec(factors, axes))
+
+    local = functools.partial(_local_product, summed=summed, params=dict(params))
+    return mesh, local, sharding(out), (sharding(lhs), sharding(rhs))
+
+
+@functools.partial(custom_partitioning, static_argnums=(2,))
+def _partitioned(lhs: Any, rhs: Any, params: Any) -> Any:
+    return local_gemm_p.bind(lhs, rhs, activation="none", **dict(params))
+
+
+_partitioned.def_partition(partition=_partition, sharding_rule=_sharding_rule)
+
+# --- explicit axes ----------------------------------------------------------------------------------------------------
+
+
+def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
+    mesh = jax.typeof(lhs).sharding.mesh
+    with jax.sharding.use_abstract_mesh(mesh):
+        out_aval = dot_general_aval(
+            jax.typeof(lhs), jax.typeof(rhs), **{name: value for name, value in params.items() if name != "kernel"}
+        )
+        lhs_f, rhs_f, out_f, contracted = _factors(params["dimension_numbers"], lhs.ndim, rhs.ndim)
+        specs = [_padded(jax.typeof(x).sharding.spec, x.ndim) for x in (lhs, rhs)]
+        out_spec = _padded(out_aval.sharding.spec, len(out_f))
+        axes, summed = _assign(out_f, out_spec, lhs_f, specs[0], rhs_f, specs[1], contracted, both=False)
+        in_specs = tuple(_spec(factors, axes) for factors in (lhs_f, rhs_f))
+        lhs, rhs = (
+            x if _padded(wanted, x.ndim) == have else jax.reshard(x, wanted)
+            for x, have, wanted in zip((lhs, rhs), specs, in_specs, strict=True)
+        )
+        local = functools.partial(_local_product, summed=summed, params=params)
+        return jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=_spec(out_f, axes), check_vma=False)(
+            lhs, rhs
+        )
+
+
+_lower_explicit = mlir.lower_fun(_explicit, multiple_results=False)
+_lower_automatic = mlir.lower_fun(
+    lambda lhs, rhs, **params: _partitioned(lhs, rhs, tuple(sorted(params.items()))), multiple_results=False
+)
+
+
+def lower_partitioned(ctx: Any, lhs: Any, rhs: Any, *, explicit: bool, **params: Any) -> Any:
+    """The lowering of ``gemm_p`` for a mesh of several devices."""
+    return (_lower_explicit if explicit else _lower_automatic)(ctx, lhs, rhs, **params)

@@ -1,0 +1,42 @@
+"""The GPU that a program is lowered for."""
+
+import functools
+
+import jax
+
+from jaxgemm._native import _core
+
+# Without a GPU at hand (export, cross-lowering) the choice of a kernel must hold on every supported GPU.
+PORTABLE_SM = min(kernel.min_sm for kernel in _core.kernels())
+
+
+@functools.cache
+def attached_gpu() -> tuple[int, str] | None:
+    """(compute capability times ten, name) of the attached CUDA GPU with the lowest one; None without a GPU."""
+    try:
+        devices = jax.devices("cuda")
+    except RuntimeError:
+        return None
+    gpus = []
+    for device in devices:
+        major, minor = str(device.compute_capability).split(".")
+        gpus.append((10 * int(major) + int(minor), str(device.device_kind)))
+    return min(gpus)
+
+
+def target_sm() -> int:
+    """Compute capability times ten to choose kernels for.
+
+    Raises:
+      RuntimeError: the attached GPU is older than any kernel supports.
+    """
+    gpu = attached_gpu()
+    if gpu is None:
+        return PORTABLE_SM
+    sm, name = gpu
+    if sm < PORTABLE_SM:
+        raise RuntimeError(
+            f"jaxgemm needs a GPU of compute capability {PORTABLE_SM / 10} or newer, {name} has {sm / 10}: "
+            "use jnp.matmul on this machine"
+        )
+    return sm
