@@ -39,7 +39,7 @@ class TimingError(RuntimeError):
 
 
 class Cupti(Protocol):
-    """The two functions of jaxlib's extension; a session lies between them."""
+    """The two functions of jaxlib's extension; a recording lies between them."""
 
     def _cupti_init(self) -> None: ...
 
@@ -115,14 +115,14 @@ def compare(
     for name in fns:
         for i in range(_WARM_UP_CALLS):
             schedule.block(name, schedule.call(name, i))
+    plan = _Plan(rounds, min(min_rounds, rounds), budget_s)
     cupti = find_cupti()
-    if cupti is not None:
-        plan = _Plan(rounds, min(min_rounds, rounds), budget_s)
-        try:
-            return _compare_cupti(cupti, schedule, plan)
-        except TimingError:
-            return _compare_cupti(cupti, schedule, plan)
-    return _compare_wall(schedule, _Plan(rounds, min(min_rounds, rounds), budget_s))
+    if cupti is None:
+        return _compare_wall(schedule, plan)
+    try:
+        return _compare_cupti(cupti, schedule, plan)
+    except TimingError:  # a stray kernel of another thread: once more
+        return _compare_cupti(cupti, schedule, plan)
 
 
 def find_cupti() -> Cupti | None:
@@ -132,7 +132,8 @@ def find_cupti() -> Cupti | None:
     try:
         from jax.experimental.mosaic.gpu import profiler
 
-        cupti: Cupti = profiler.mosaic_gpu_lib._mosaic_gpu_ext
+        # No public JAX function records several inputs or several functions in one recording.
+        cupti: Cupti = getattr(profiler, "mosaic_gpu_lib")._mosaic_gpu_ext  # noqa: B009 (not exported)
         _record(cupti, lambda: None)
     except (ImportError, AttributeError, RuntimeError) as error:
         warnings.warn(f"no device times, the host's clock is used: {error}", stacklevel=3)
@@ -202,13 +203,18 @@ def _record(cupti: Cupti, body: Callable[[], None]) -> list[Record]:
     try:
         body()
     finally:
-        records = cupti._cupti_get_timings(False)  # False: CUPTI stays attached, as more sessions follow
+        records = cupti._cupti_get_timings(False)  # False: CUPTI stays attached, as more recordings follow
     return list(records)
 
 
 def kernels_of_call(cupti: Cupti, name: str, call: Callable[[int], None]) -> tuple[str, ...]:
-    """Names of the kernels that one ``call(i)`` launches, from a session of two calls which must agree."""
-    names = [kernel for kernel, _ in _record(cupti, lambda: (call(0), call(1), None)[-1])]
+    """Names of the kernels that one ``call(i)`` launches, from a recording of two calls, which must agree."""
+
+    def twice() -> None:
+        call(0)
+        call(1)
+
+    names = [kernel for kernel, _ in _record(cupti, twice)]
     first, second = names[: len(names) // 2], names[len(names) // 2 :]
     if sorted(first) != sorted(second):
         raise TimingError(f"{name}: two equal calls launched different kernels: {names}")
@@ -218,7 +224,7 @@ def kernels_of_call(cupti: Cupti, name: str, call: Callable[[int], None]) -> tup
 def split_records(
     records: Sequence[Record], calls: Sequence[str], kernels: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[float]]:
-    """Microseconds of every call, by function, from the flat list of a session's kernels.
+    """Microseconds of every call, by function, from the flat list of recorded kernels.
 
     ``calls`` are the functions in the order they were called and ``kernels`` what one call of each launches. Within one
     call the order is free, since XLA may run independent kernels on several streams.

@@ -193,12 +193,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
   }
   while (k_left > 0) {
     k_left -= kCtaK;
-    const bool more = k_left > 0;
     // The next k-tile's slabs pass through registers one by one, each under the arithmetic of one slab of this k-tile.
+    // (After the last k-tile they are zeros that nobody reads.)
     // Only a slab is unrolled: longer straight code makes the compiler read so far ahead that it spills registers.
 #pragma unroll 1
     for (int slab = 0; slab < Config::kSlabs; ++slab) {
-      if (more) load_slab(k_left - slab * kSlabK);
+      load_slab(k_left - slab * kSlabK);
 #pragma unroll
       for (int k = 0; k < kSlabK; ++k) {
         float r_lhs[kThreadM], r_rhs[kThreadN];
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
           for (int n = 0; n < kThreadN; ++n) accumulator[m][n] = fmaf(r_lhs[m], r_rhs[n], accumulator[m][n]);
         }
       }
-      if (more) store_slab(stage ^ 1, slab);
+      store_slab(stage ^ 1, slab);
     }
     // One barrier is enough. It tells that the other stage is complete; and that everybody has read this one to its
     // end, before anybody overwrites it in the next turn.

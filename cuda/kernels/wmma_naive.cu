@@ -1,14 +1,14 @@
 // wmma_naive: one warp computes one 16 x 16 tile of out on the tensor cores, with both operands read straight from
 // global memory.
 //
-// What is new against the SGEMM rungs: the multiply-adds. One instruction of a warp does 16 x 16 x 16 of them in float32
-// from float16 or bfloat16 operands, where a CUDA core does one per thread; the operands must arrive as fragments spread
-// over the lanes. The bound is now what the warps can fetch: each element is fetched by every tile that needs it, 32
-// multiply-adds per byte at best, so that only the caches stand between this rung and global memory.
+// What is new against the SGEMM rungs: the multiply-adds. One instruction of a warp does 16 x 16 x 16 of them in
+// float32 from float16 or bfloat16 operands, where a CUDA core does one per thread; the operands must arrive as
+// fragments spread over the lanes. The bound is now what the warps can fetch: every tile fetches all the elements it
+// needs by itself, a kilobyte for 4096 multiply-adds, and waits for them with nothing else to do.
 //
 // wmma reads whole, aligned tiles. Operands that are not made of them are first copied into the workspace, padded with
-// zeros to multiples of 16. An operand of the right shape at a misaligned address (which is not known when the workspace
-// is sized) goes through shared memory instead, tile by tile.
+// zeros to multiples of 16. An operand of the right shape at a misaligned address (which is not known when the
+// workspace is sized) goes through shared memory instead, tile by tile.
 //
 // Source: the padded WMMA kernel "wmmaKernel"/"wmma_matmul" (one warp per tile, padding hidden from the user).
 #include "../epilogue/epilogue.cuh"

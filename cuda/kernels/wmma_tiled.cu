@@ -39,10 +39,9 @@ constexpr int max_tile_elems(int rows, int cols) {
 template <int CTA_M, int CTA_N, int CTA_K, int WARPS_M, int WARPS_N, int WARPS_K>
 struct TileConfig {
   static constexpr std::string_view kFamily = "wmma_tiled";
-  static constexpr std::array kDTypes = {DTypes{DType::kF16, DType::kF16, DType::kF16},
-DTypes{DType::kF16, DType::kF16, DType::kF32},
-DTypes{DType::kBF16, DType::kBF16, DType::kBF16},
-DTypes{DType::kBF16, DType::kBF16, DType::kF32}};
+  static constexpr std::array kDTypes = {
+      DTypes{DType::kF16, DType::kF16, DType::kF16}, DTypes{DType::kF16, DType::kF16, DType::kF32},
+      DTypes{DType::kBF16, DType::kBF16, DType::kBF16}, DTypes{DType::kBF16, DType::kBF16, DType::kF32}};
   static constexpr int kWarpsM = WARPS_M, kWarpsN = WARPS_N, kWarpsK = WARPS_K;
   static constexpr Tile kCtaTile = {CTA_M, CTA_N, CTA_K}, kWarpTile = {CTA_M / WARPS_M, CTA_N / WARPS_N, CTA_K};
   static constexpr int kStages = 2, kThreads = WARPS_M * WARPS_N * WARPS_K * kWarpSize;

@@ -1,0 +1,92 @@
+"""What is measured: jaxgemm's kernels and their peers, lowered for one problem."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from benchmarks.shapes import Layout, Problem
+
+PEERS: dict[str, dict[str, bool]] = {"jnp": {}, "jnp_cublas": {"xla_gpu_enable_triton_gemm": False}}
+"""Compiler options of each peer: XLA's dot as it autotunes it, and the same without Triton, which leaves cuBLAS."""
+
+
+class KernelInfo(Protocol):
+    """What the benchmarks read of an entry of ``jaxgemm.kernels()``."""
+
+    name: str
+    family: str
+    dtypes: Iterable[tuple[str, str, str]]
+    layouts: Iterable[Layout]
+
+
+def registry() -> list[KernelInfo]:
+    """Every kernel, in ladder order."""
+    import jaxgemm
+
+    return list(jaxgemm.kernels())
+
+
+def takes(info: KernelInfo, problem: Problem) -> bool:
+    """Whether the kernel lists the problem's dtypes and layout."""
+    dtypes = (problem.lhs_dtype, problem.rhs_dtype, problem.out_dtype)
+    return dtypes in {tuple(entry) for entry in info.dtypes} and problem.layout in info.layouts
+
+
+def _precision(problem: Problem) -> lax.Precision:
+    return lax.Precision.HIGHEST if problem.precision == "highest" else lax.Precision.DEFAULT
+
+
+def compile_peer(problem: Problem, options: dict[str, bool]) -> Callable[..., Any]:
+    """``lax.dot_general`` on the stored operands, compiled for the problem; autotuning happens here."""
+    dot = functools.partial(
+        lax.dot_general,
+        dimension_numbers=problem.dimension_numbers,
+        precision=_precision(problem),
+        preferred_element_type=jnp.dtype(problem.out_dtype),
+    )
+    compiled: Callable[..., Any] = jax.jit(dot).lower(*problem.operand_specs()).compile(compiler_options=options)
+    return compiled
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """jaxgemm's product for one problem, traced; ``kernel`` is the full name that it calls, None for XLA's dot."""
+
+    kernel: str | None
+    compile: Callable[[], Callable[..., Any]]
+
+
+def lower(problem: Problem, kernel: str | None) -> Candidate:
+    """Traces ``jaxgemm.dot_general``; ``kernel=None`` lets the chooser decide.
+
+    The name is read off the lowered program, so that it is what runs. Raises ValueError with the library's sentence
+    if a named kernel cannot take the problem.
+    """
+    import jaxgemm
+
+    dot = functools.partial(
+        jaxgemm.dot_general,
+        dimension_numbers=problem.dimension_numbers,
+        precision=_precision(problem),
+        preferred_element_type=jnp.dtype(problem.out_dtype),
+        kernel=kernel,
+    )
+    lowered = jax.jit(dot).lower(*problem.operand_specs())
+    return Candidate(called_kernel(lowered.as_text(), [info.name for info in registry()]), lowered.compile)
+
+
+def called_kernel(program: str, names: Iterable[str]) -> str | None:
+    """The one kernel that a lowered program names as a quoted string, None if there is none."""
+    quoted = set(re.findall(r'"([^"\s\\]+)\\?"', program))
+    called = [name for name in names if name in quoted]
+    if len(called) > 1:
+        raise RuntimeError(f"expected one kernel in the program, found {', '.join(called)}")
+    return called[0] if called else None

@@ -1,0 +1,216 @@
+"""The result file: its schema, its header, resuming, and atomic writes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypedDict, cast
+
+from benchmarks.shapes import Problem
+from benchmarks.trees import REPOSITORY, evidence_trees
+
+RESULTS = REPOSITORY / "benchmarks" / "results"
+
+
+class Row(TypedDict):
+    """One kernel on one problem. Times are microseconds per call, ``gbps`` counts every operand byte once."""
+
+    suite: str
+    kernel: str  # the family, e.g. "wmma_tiled"
+    config: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    layout: str
+    lhs_dtype: str
+    rhs_dtype: str
+    out_dtype: str
+    precision: str
+    us: float
+    us_p10: float
+    us_p90: float
+    tflops: float
+    gbps: float
+    peers_us: dict[str, float]
+    max_err_over_bound: float
+
+
+class Header(TypedDict):
+    """Where and from which sources the rows were measured."""
+
+    device: str
+    driver: str
+    cuda: str
+    jax: str
+    date: str
+    trees: dict[str, str]
+
+
+class Document(Header):
+    """A whole result file."""
+
+    rows: list[Row]
+
+
+Key: TypeAlias = tuple[str, Problem, str]
+"""What a row answers: (suite, problem, full kernel name)."""
+
+
+def problem_of(row: Row) -> Problem:
+    """The problem that a row was measured on."""
+    return Problem(**{name: row[name] for name in Problem.__dataclass_fields__})  # type: ignore[literal-required]
+
+
+def full_name(row: Row) -> str:
+    """The kernel's name as custom calls carry it, e.g. "wmma_tiled:32x32x32"."""
+    return f"{row['kernel']}:{row['config']}"
+
+
+def key_of(row: Row) -> Key:
+    """The key under which a row is found again when a run is resumed."""
+    return row["suite"], problem_of(row), full_name(row)
+
+
+def _rounded(value: float, digits: int = 5) -> float:
+    """To significant digits: device times repeat to some 1 %."""
+    return float(f"{value:.{digits}g}")
+
+
+def make_row(
+    suite: str,
+    problem: Problem,
+    kernel: str,
+    us: tuple[float, float, float],
+    peers_us: dict[str, float],
+    max_err_over_bound: float,
+) -> Row:
+    """A row from its measured microseconds (median, p10, p90); ``kernel`` is the full name "family:config"."""
+    family, _, config = kernel.partition(":")
+    fields: dict[str, Any] = {
+        "suite": suite,
+        "kernel": family,
+        "config": config,
+        **{name: getattr(problem, name) for name in Problem.__dataclass_fields__},
+        "us": _rounded(us[0]),
+        "us_p10": _rounded(us[1]),
+        "us_p90": _rounded(us[2]),
+        "tflops": _rounded(problem.flops / us[0] / 1e6),
+        "gbps": _rounded(problem.min_bytes / us[0] / 1e3),
+        "peers_us": {name: _rounded(value) for name, value in peers_us.items()},
+        "max_err_over_bound": _rounded(max_err_over_bound, 3),
+    }
+    return cast(Row, fields)
+
+
+def validate(document: Document) -> None:
+    """Raises ValueError if a result file does not follow the schema."""
+    expected = [*Header.__annotations__, "rows"]
+    if sorted(document) != sorted(expected):
+        raise ValueError(f"header fields are {sorted(document)}, expected {sorted(expected)}")
+    for number, row in enumerate(document["rows"]):
+        if list(row) != list(Row.__annotations__):
+            raise ValueError(f"row {number} has the fields {list(row)}, expected {list(Row.__annotations__)}")
+        times = [row["us"], row["us_p10"], row["us_p90"], *row["peers_us"].values()]
+        if not all(math.isfinite(us) and us > 0 for us in times):
+            raise ValueError(f"row {number} has times that are not positive: {times}")
+        if not row["max_err_over_bound"] <= 1:
+            raise ValueError(f"row {number} is wrong: its error is {row['max_err_over_bound']} of the bound")
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Geometric mean of positive values; nan of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def device_slug(device: str) -> str:
+    """File name of a device: "NVIDIA H200" gives "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _cuda(platform_version: str) -> str:
+    """The CUDA version ("13.0") in what PJRT says of its platform ("... cuda 13000")."""
+    found = re.search(r"cuda (\d+)", platform_version)
+    return f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}" if found else "unknown"
+
+
+def current_header() -> Header:
+    """The header for this process: device 0, its software and the sources of the working tree."""
+    import jax
+
+    device = jax.devices()[0]
+    return {
+        "device": device.device_kind,
+        "driver": _driver(),
+        "cuda": _cuda(device.client.platform_version),
+        "jax": jax.__version__,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "trees": evidence_trees(),
+    }
+
+
+def _joined(old: str, new: str) -> str:
+    return old if new in old.split(", ") else f"{old}, {new}"
+
+
+@dataclass
+class ResultFile:
+    """Rows of one device, written to ``path`` after each change."""
+
+    path: Path
+    document: Document
+    rank: Callable[[Row], Any]
+
+    @classmethod
+    def open(cls, path: Path, header: Header, rank: Callable[[Row], Any]) -> ResultFile:
+        """Resumes from ``path`` if its device, jax and source trees are the present ones; otherwise starts empty.
+
+        Rows are kept sorted by ``rank``. Machines of one kind may differ in driver: the header then names all.
+        """
+        rows: list[Row] = []
+        if path.exists():
+            old = cast(Document, json.loads(path.read_text()))
+            validate(old)
+            if all(old[name] == header[name] for name in ("device", "jax", "trees")):
+                rows = old["rows"]
+                header = {**header, **{name: _joined(old[name], header[name]) for name in ("driver", "cuda")}}  # type: ignore[typeddict-item]
+        return cls(path, {**header, "rows": rows}, rank)
+
+    @property
+    def keys(self) -> set[Key]:
+        """What has been measured."""
+        return {key_of(row) for row in self.document["rows"]}
+
+    def add(self, row: Row) -> None:
+        """Adds a row, in place of an older one with the same key, and rewrites the file in one step."""
+        rows = [old for old in self.document["rows"] if key_of(old) != key_of(row)]
+        self.document["rows"] = sorted([*rows, row], key=self.rank)
+        validate(self.document)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary.write_text(dumps(self.document))
+        temporary.replace(self.path)
+
+
+def dumps(document: Document) -> str:
+    """JSON with one row per line, so that a diff shows which rows moved."""
+    header = {name: value for name, value in document.items() if name != "rows"}
+    head = json.dumps(header, indent=2).removesuffix("\n}")
+    rows = ",\n".join("    " + json.dumps(row) for row in document["rows"])
+    return f'{head},\n  "rows": [\n{rows}\n  ]\n}}\n' if rows else json.dumps(document, indent=2) + "\n"

@@ -1,0 +1,190 @@
+"""The shapes that tests, benchmarks and tuning share.
+
+Importing this needs neither JAX nor a GPU; dtypes are NumPy names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+if TYPE_CHECKING:
+    import jax
+
+Layout: TypeAlias = Literal["NN", "NT", "TN", "TT"]
+Precision: TypeAlias = Literal["default", "highest"]
+Suite: TypeAlias = Literal["ladder", "dense"]
+DimensionNumbers: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+SUITES: tuple[Suite, ...] = get_args(Suite)
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1}
+OUT_DTYPES = {
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "int8": "int32",
+    "float8_e4m3fn": "bfloat16",
+}
+"""Output dtype that the benchmarks ask for, by operand dtype."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``batch`` products (m x k) times (k x n); ``layout`` says how each operand lies: N as written, T transposed."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    layout: Layout
+    lhs_dtype: str
+    rhs_dtype: str
+    out_dtype: str
+    precision: Precision
+
+    @property
+    def label(self) -> str:
+        """For messages and ``--filter``, e.g. "bfloat16 64x512x512x512 NN"."""
+        batch = f"{self.batch}x" if self.batch > 1 else ""
+        dtype = self.lhs_dtype if self.lhs_dtype == self.rhs_dtype else f"{self.lhs_dtype},{self.rhs_dtype}"
+        highest = " highest" if self.precision == "highest" else ""
+        return f"{dtype} {batch}{self.m}x{self.n}x{self.k} {self.layout}{highest}"
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def min_bytes(self) -> int:
+        """Bytes to move if both operands are read once and the output is written once."""
+        lhs = self.m * self.k * ITEM_BYTES[self.lhs_dtype]
+        rhs = self.k * self.n * ITEM_BYTES[self.rhs_dtype]
+        return self.batch * (lhs + rhs + self.m * self.n * ITEM_BYTES[self.out_dtype])
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of both operands."""
+        return self.min_bytes - self.batch * self.m * self.n * ITEM_BYTES[self.out_dtype]
+
+    @property
+    def lhs_shape(self) -> tuple[int, ...]:
+        """Shape of lhs as it is stored; the batch is a dimension only if there are several."""
+        return self._batch_shape + ((self.m, self.k) if self.layout[0] == "N" else (self.k, self.m))
+
+    @property
+    def rhs_shape(self) -> tuple[int, ...]:
+        """Shape of rhs as it is stored."""
+        return self._batch_shape + ((self.k, self.n) if self.layout[1] == "N" else (self.n, self.k))
+
+    @property
+    def lhs_m_axis(self) -> int:
+        """The axis of the stored lhs that runs over the rows of the product."""
+        return len(self._batch_shape) + (0 if self.layout[0] == "N" else 1)
+
+    @property
+    def dimension_numbers(self) -> DimensionNumbers:
+        """What makes ``lax.dot_general(lhs, rhs, ...)`` of the stored operands the product."""
+        first = len(self._batch_shape)
+        lhs_k = first + (1 if self.layout[0] == "N" else 0)
+        rhs_k = first + (0 if self.layout[1] == "N" else 1)
+        batch = tuple(range(first))
+        return ((lhs_k,), (rhs_k,)), (batch, batch)
+
+    @property
+    def _batch_shape(self) -> tuple[int, ...]:
+        return (self.batch,) if self.batch > 1 else ()
+
+    def operand_specs(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the stored operands, for lowering."""
+        import jax
+
+        return (
+            jax.ShapeDtypeStruct(self.lhs_shape, self.lhs_dtype),
+            jax.ShapeDtypeStruct(self.rhs_shape, self.rhs_dtype),
+        )
+
+    def operands(self, seed: int) -> tuple[jax.Array, jax.Array]:
+        """Random operands as they are stored: normal, or uniform for integers."""
+        from jaxgemm._timing import random_array
+
+        return (
+            random_array(2 * seed, self.lhs_shape, self.lhs_dtype),
+            random_array(2 * seed + 1, self.rhs_shape, self.rhs_dtype),
+        )
+
+
+def problem(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str = "bfloat16",
+    *,
+    batch: int = 1,
+    layout: Layout = "NN",
+    precision: Precision = "default",
+) -> Problem:
+    """A problem whose operands share one dtype and whose output is that of OUT_DTYPES."""
+    return Problem(batch, m, n, k, layout, dtype, dtype, OUT_DTYPES[dtype], precision)
+
+
+LADDER_SIZE = 4096
+"""Every kernel configuration is measured at this size; the best of each family at LADDER_MORE_SIZES as well."""
+LADDER_MORE_SIZES = (1024, 8192)
+
+
+def ladder() -> list[Problem]:
+    """Squares in every dtype. float32 is at HIGHEST: the float32 rungs multiply in full float32."""
+    return [
+        problem(size, size, size, dtype, precision="highest" if dtype == "float32" else "default")
+        for size in (LADDER_SIZE, *LADDER_MORE_SIZES)
+        for dtype in OUT_DTYPES
+    ]
+
+
+LAYERS_NK = ((4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192), (8192, 28672), (10240, 8192))
+"""(N, K) of the linear layers of published language models."""
+LAYERS_M = (1, 16, 64, 128, 512, 2048, 8192)
+
+
+def _layers(m_min: int, m_max: int) -> list[Problem]:
+    return [problem(m, n, k) for n, k in LAYERS_NK for m in LAYERS_M if m_min <= m <= m_max]
+
+
+def _both_layouts(shapes: tuple[tuple[int, int, int], ...], dtype: str) -> list[Problem]:
+    layouts: tuple[Layout, ...] = ("NT", "NN")
+    return [problem(*shape, dtype, layout=layout) for shape in shapes for layout in layouts]
+
+
+def dense_groups() -> dict[str, list[Problem]]:
+    """The dense suite by the groups that its results are averaged over."""
+    irregular = ((4095, 4095, 4095), (1000, 1000, 1000), (8192, 8192, 8191), (127, 8192, 8192), (256, 256, 65536))
+    squares: dict[int, tuple[int, int, int]] = {size: (size, size, size) for size in (1024, 4096, 8192)}
+    float32: tuple[Precision, ...] = ("default", "highest")
+    return {
+        "bfloat16 squares": [problem(size, size, size) for size in (512, 1024, 2048, 4096, 8192, 16384)],
+        "bfloat16 layers, M <= 64": _layers(1, 64),
+        "bfloat16 layers, M 128 to 512": _layers(128, 512),
+        "bfloat16 layers, M >= 2048": _layers(2048, 8192),
+        "bfloat16 irregular": [problem(*shape) for shape in irregular],
+        "bfloat16 batched": [problem(512, 512, 512, batch=64)],
+        "float16": [problem(*squares[size], "float16") for size in (4096, 8192)],
+        **{
+            f"float32 {precision}": [problem(*squares[s], "float32", precision=precision) for s in squares]
+            for precision in float32
+        },
+        "int8": _both_layouts((squares[4096], squares[8192]), "int8"),
+        "float8_e4m3fn": _both_layouts((squares[4096], squares[8192], (64, 28672, 8192)), "float8_e4m3fn"),
+    }
+
+
+def dense() -> list[Problem]:
+    """The dense suite: what users multiply, in every dtype."""
+    return [problem for group in dense_groups().values() for problem in group]
+
+
+def suite(name: Suite) -> list[Problem]:
+    """The problems of a suite, in the order they are run and listed."""
+    return ladder() if name == "ladder" else dense()
