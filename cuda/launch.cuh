@@ -48,6 +48,13 @@ constexpr KernelInfo describe() {
           .fused_epilogue = true};
 }
 
+// The CTA's dynamic shared memory, which describe<Config>() sized for one SharedStorage.
+template <class SharedStorage>
+__device__ SharedStorage& shared_storage() {
+  extern __shared__ __align__(128) unsigned char smem_bytes[];
+  return *reinterpret_cast<SharedStorage*>(smem_bytes);
+}
+
 inline int64_t no_workspace(const Problem&) { return 0; }
 
 // Enqueues kernel<<<ctas, threads, smem_bytes, stream>>>(args...) and returns "" or CUDA's own words for what failed.

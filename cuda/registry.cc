@@ -1,7 +1,7 @@
 // The list of families, and what can be said about any kernel without launching it.
-#include "gemm.h"
-
 #include <vector>
+
+#include "gemm.h"
 
 // Ladder order. A new family is one .cu file under kernels/ and one row here.
 #define JAXGEMM_FAMILIES(X) \

@@ -45,12 +45,15 @@ std::string make_view(std::span<const int64_t> sizes, const OperandDims& dims, M
   const int64_t rank = static_cast<int64_t>(sizes.size());
   std::vector<int> ordered(sizes.size(), 0), used(sizes.size(), 0);
   for (int64_t d : dims.order) {
-    if (d < 0 || d >= rank || ordered[d]++) return "order " + list(dims.order) + " is no permutation of " + std::to_string(rank) + " dimensions";
+    if (d < 0 || d >= rank || ordered[d]++)
+      return "order " + list(dims.order) + " is no permutation of " + std::to_string(rank) + " dimensions";
   }
-  if (static_cast<int64_t>(dims.order.size()) != rank) return "order " + list(dims.order) + " does not list " + std::to_string(rank) + " dimensions";
+  if (static_cast<int64_t>(dims.order.size()) != rank)
+    return "order " + list(dims.order) + " does not list " + std::to_string(rank) + " dimensions";
   for (const auto* group : {&dims.batch, &dims.rows, &dims.cols}) {
     for (int64_t d : *group) {
-      if (d < 0 || d >= rank || used[d]++) return "dimension " + std::to_string(d) + " is out of range or used twice, the shape is " + list(sizes);
+      if (d < 0 || d >= rank || used[d]++)
+        return "dimension " + std::to_string(d) + " is out of range or used twice, the shape is " + list(sizes);
     }
   }
   for (int64_t d = 0; d < rank; ++d) {
@@ -71,7 +74,8 @@ std::string make_view(std::span<const int64_t> sizes, const OperandDims& dims, M
   // stride is then the real one: it is preferred as ld only if it isn't 1 itself.
   const bool rows_dense = rows.extent <= 1 || rows.stride == 1;
   const bool cols_dense = cols.extent <= 1 || cols.stride == 1;
-  if (elements != 0 && !rows_dense && !cols_dense) return "neither rows nor columns of shape " + list(sizes) + " are contiguous";
+  if (elements != 0 && !rows_dense && !cols_dense)
+    return "neither rows nor columns of shape " + list(sizes) + " are contiguous";
   view.rows = rows.extent;
   view.cols = cols.extent;
   view.transposed = !cols_dense || (rows_dense && rows.extent > 1 && cols.extent <= 1);
@@ -100,8 +104,8 @@ std::string make_problem(std::span<const int64_t> lhs_sizes, const OperandDims& 
   }
   // An operand without batch dimensions is shared by all batches.
   if ((lhs_batch != p.batch && !lhs_dims.batch.empty()) || (rhs_batch != p.batch && !rhs_dims.batch.empty())) {
-    return "batches of lhs " + std::to_string(lhs_batch) + " and rhs " + std::to_string(rhs_batch) + " do not fit out " +
-           std::to_string(p.batch);
+    return "batches of lhs " + std::to_string(lhs_batch) + " and rhs " + std::to_string(rhs_batch) +
+           " do not fit out " + std::to_string(p.batch);
   }
   if (p.out.transposed && !p.empty()) {
     if (p.N > 1) return "out is not row-major";

@@ -35,7 +35,9 @@ def canonical_dimension_numbers(dimension_numbers: Any, lhs_ndim: int, rhs_ndim:
     for dims, ndim, what in zip(groups, (lhs_ndim, rhs_ndim) * 2, ("lhs", "rhs") * 2, strict=True):
         for d in dims:
             if not 0 <= d < ndim:
-                raise TypeError(f"dimension {d} of dimension_numbers={dimension_numbers!r} is out of range: {what} has {ndim} dimensions")
+                raise TypeError(
+                    f"dimension {d} of dimension_numbers={dimension_numbers!r} is out of range: {what} has {ndim} dimensions"
+                )
     return (groups[0], groups[1]), (groups[2], groups[3])
 
 

@@ -70,7 +70,9 @@ def matmul(
     """
     lhs, rhs = _operands(lhs, rhs)
     if lhs.ndim == 0 or rhs.ndim == 0:
-        raise TypeError(f"jaxgemm.matmul takes operands of one or more dimensions, got shapes {lhs.shape} and {rhs.shape}: use lhs * rhs")
+        raise TypeError(
+            f"jaxgemm.matmul takes operands of one or more dimensions, got shapes {lhs.shape} and {rhs.shape}: use lhs * rhs"
+        )
     rhs_k = max(rhs.ndim - 2, 0)
     if lhs.shape[-1] != rhs.shape[rhs_k]:
         raise TypeError(
@@ -120,8 +122,11 @@ def matmul(
     wanted = [*range(len(sizes))] + (["m"] if has_m else []) + (["n"] if has_n else [])
     permutation = tuple(produced.index(d) for d in wanted)
     out_shape = tuple(
-        {"m": lhs.shape[-2] if has_m else None, "n": rhs.shape[-1]}[d] if isinstance(d, str)
-        else sizes[d][0] if sizes[d][0] not in (None, 1) else (sizes[d][1] if sizes[d][1] is not None else sizes[d][0])
+        {"m": lhs.shape[-2] if has_m else None, "n": rhs.shape[-1]}[d]
+        if isinstance(d, str)
+        else sizes[d][0]
+        if sizes[d][0] not in (None, 1)
+        else (sizes[d][1] if sizes[d][1] is not None else sizes[d][0])
         for d in wanted
     )
 

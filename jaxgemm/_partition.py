@@ -52,8 +52,15 @@ def _padded(spec: Sequence[Any], ndim: int) -> list[Axes]:
 
 
 def _assign(
-    out: list[str], out_spec: list[Axes], lhs: list[str], lhs_spec: list[Axes], rhs: list[str], rhs_spec: list[Axes],
-    contracted: list[str], *, both: bool,
+    out: list[str],
+    out_spec: list[Axes],
+    lhs: list[str],
+    lhs_spec: list[Axes],
+    rhs: list[str],
+    rhs_spec: list[Axes],
+    contracted: list[str],
+    *,
+    both: bool,
 ) -> tuple[dict[str, Axes], Axes]:
     """The mesh axes of each factor, and those that a split contraction must be summed over.
 

@@ -211,7 +211,10 @@ def _batch_fused(axis_data: Any, operands: Any, dims: Any, *, dimension_numbers:
         return fused_gemm_p.bind(lhs, rhs, *bias, dimension_numbers=batched, **params), out_dim
     function = functools.partial(_composed_fused, dimension_numbers=dimension_numbers, **params)
     mapped = jax.vmap(
-        function, in_axes=tuple(dims), axis_size=axis_data.size, axis_name=axis_data.name,
+        function,
+        in_axes=tuple(dims),
+        axis_size=axis_data.size,
+        axis_name=axis_data.name,
         spmd_axis_name=axis_data.spmd_name,
     )
     return mapped(*operands), 0

@@ -70,7 +70,9 @@ def error_over_bound(
         unit, largest, eta = 0.0, float(jnp.iinfo(out_dtype).max), 0.0
         t = 0.0
     with jax.enable_x64(True):
-        return float(_error_over_bound(jnp.asarray(out), exact, magnitude, t / (1 - t) + 2 * rounding, unit, largest, eta))
+        return float(
+            _error_over_bound(jnp.asarray(out), exact, magnitude, t / (1 - t) + 2 * rounding, unit, largest, eta)
+        )
 
 
 @jax.jit

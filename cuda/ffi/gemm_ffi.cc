@@ -25,8 +25,7 @@ struct DimsAttr {
 
 }  // namespace jaxgemm
 
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxgemm::DimsAttr,
-                                      xla::ffi::StructMember<xla::ffi::Span<const int64_t>>("order"),
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxgemm::DimsAttr, xla::ffi::StructMember<xla::ffi::Span<const int64_t>>("order"),
                                       xla::ffi::StructMember<xla::ffi::Span<const int64_t>>("batch"),
                                       xla::ffi::StructMember<xla::ffi::Span<const int64_t>>("rows"),
                                       xla::ffi::StructMember<xla::ffi::Span<const int64_t>>("cols"));
@@ -153,10 +152,12 @@ ffi::Error gemm(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Remaining
     if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (status == cudaSuccess) status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (status != cudaSuccess) {
-      return ffi::Error::Internal("jaxgemm: the GPU cannot be asked for its architecture: " + std::string(cudaGetErrorString(status)));
+      return ffi::Error::Internal("jaxgemm: the GPU cannot be asked for its architecture: " +
+                                  std::string(cudaGetErrorString(status)));
     }
     Call call;
-    if (ffi::Error error = decode(10 * major + minor, operands, results, kernel, precision, activation, lhs, rhs, out, call);
+    if (ffi::Error error =
+            decode(10 * major + minor, operands, results, kernel, precision, activation, lhs, rhs, out, call);
         error.failure()) {
       return error;
     }

@@ -75,7 +75,8 @@ Problem build_problem(const std::vector<int64_t>& lhs_sizes, const OperandDims& 
   p.activation = parse<Activation>(activation, kActivationNames, "activation");
   p.has_bias = has_bias;
   p.sm = sm;
-  if (std::string error = make_problem(lhs_sizes, lhs_dims, rhs_sizes, rhs_dims, out_sizes, out_dims, p); !error.empty()) {
+  if (std::string error = make_problem(lhs_sizes, lhs_dims, rhs_sizes, rhs_dims, out_sizes, out_dims, p);
+      !error.empty()) {
     throw std::invalid_argument(error);
   }
   return p;
@@ -128,36 +129,53 @@ NB_MODULE(_core, m) {
       .def_prop_ro("out_stride", [](const Problem& p) { return std::tuple{p.out.batch_stride, p.out.ld}; })
       .def("__repr__", [](const Problem& p) { return describe(p); });
 
-  m.def("kernels", [] {
-    std::vector<KernelInfo> infos;
-    for (const Kernel* kernel : kernels()) infos.push_back(kernel->info);
-    return infos;
-  }, "Every kernel in ladder order.");
-  m.def("why_not", [](std::string_view full_name, const Problem& p) { return why_not(find_or_throw(full_name), p); },
-        "name"_a, "problem"_a, "'' if the kernel can run the problem, else the sentence that says why not.");
-  m.def("select", [](const Problem& p, std::string_view family) {
-    const Kernel* kernel = select(p, family);
-    return std::string(kernel == nullptr ? "" : kernel->info.full_name);
-  }, "problem"_a, "family"_a = "", "The kernel to run, '' if none can; of one family if one is given.");
-  m.def("estimated_cost",
-        [](std::string_view full_name, const Problem& p) { return estimated_cost(find_or_throw(full_name), p); },
-        "name"_a, "problem"_a, "What select() minimises within a family, in arbitrary units.");
-  m.def("workspace_bytes", [](std::string_view full_name, const Problem& p) {
-    const int64_t bytes = find_or_throw(full_name).workspace_bytes(p);
-    return bytes == 0 ? 0 : bytes + kWorkspaceAlignment;
-  }, "name"_a, "problem"_a, "Bytes of the uint8 workspace result that the custom call must have, alignment included.");
+  m.def(
+      "kernels",
+      [] {
+        std::vector<KernelInfo> infos;
+        for (const Kernel* kernel : kernels()) infos.push_back(kernel->info);
+        return infos;
+      },
+      "Every kernel in ladder order.");
+  m.def(
+      "why_not", [](std::string_view full_name, const Problem& p) { return why_not(find_or_throw(full_name), p); },
+      "name"_a, "problem"_a, "'' if the kernel can run the problem, else the sentence that says why not.");
+  m.def(
+      "select",
+      [](const Problem& p, std::string_view family) {
+        const Kernel* kernel = select(p, family);
+        return std::string(kernel == nullptr ? "" : kernel->info.full_name);
+      },
+      "problem"_a, "family"_a = "", "The kernel to run, '' if none can; of one family if one is given.");
+  m.def(
+      "estimated_cost",
+      [](std::string_view full_name, const Problem& p) { return estimated_cost(find_or_throw(full_name), p); },
+      "name"_a, "problem"_a, "What select() minimises within a family, in arbitrary units.");
+  m.def(
+      "workspace_bytes",
+      [](std::string_view full_name, const Problem& p) {
+        const int64_t bytes = find_or_throw(full_name).workspace_bytes(p);
+        return bytes == 0 ? 0 : bytes + kWorkspaceAlignment;
+      },
+      "name"_a, "problem"_a, "Bytes of the uint8 workspace result that the custom call must have, alignment included.");
   m.def("dtypes", [] { return to_list(kDTypeNames); }, "NumPy names of the element types that problems may have.");
   m.def("activations", [] { return to_list(kActivationNames); }, "Names of the activations that problems may have.");
   m.def("precisions", [] { return to_list(kPrecisionNames); }, "Names of the precisions that problems may have.");
-  m.def("handlers", [] {
-    nb::dict handlers;
-    handlers["jaxgemm_gemm"] = nb::capsule(gemm_handler());
-    handlers["jaxgemm_gemm_check"] = nb::capsule(gemm_check_handler());
-    return handlers;
-  }, "FFI handlers by target name.");
-  m.def("handler_metadata", [] {
-    const HandlerMetadata metadata = gemm_handler_metadata();
-    return std::tuple{metadata.api_major, metadata.api_minor, metadata.command_buffer_compatible};
-  }, "(FFI API major, minor, CUDA-graph compatible) of the handler of jaxgemm_gemm.");
+  m.def(
+      "handlers",
+      [] {
+        nb::dict handlers;
+        handlers["jaxgemm_gemm"] = nb::capsule(gemm_handler());
+        handlers["jaxgemm_gemm_check"] = nb::capsule(gemm_check_handler());
+        return handlers;
+      },
+      "FFI handlers by target name.");
+  m.def(
+      "handler_metadata",
+      [] {
+        const HandlerMetadata metadata = gemm_handler_metadata();
+        return std::tuple{metadata.api_major, metadata.api_minor, metadata.command_buffer_compatible};
+      },
+      "(FFI API major, minor, CUDA-graph compatible) of the handler of jaxgemm_gemm.");
   m.def("source_hash", [] { return std::string(source_hash()); }, "SHA-256 of the sources that this was built from.");
 }

@@ -15,25 +15,23 @@
 namespace jaxgemm {
 namespace {
 
-template <int kCtaK>
-struct Config128x128 {
-  static constexpr std::string_view kFamily = "register_tiled";
-  static constexpr DTypes kDTypes[1] = {{DType::kF32, DType::kF32, DType::kF32}};
-  static constexpr Tile kCtaTile = {128, 128, kCtaK}, kWarpTile = {32, 64, kCtaK}, kThreadTile = {8, 8, 1};
+struct Config128x128x8 {
+  static constexpr std::string_view kFamily = "register_tiled", kConfig = "128x128x8",
+                                    kFullName = "register_tiled:128x128x8";
+  static constexpr DTypes kDTypes[] = {{DType::kF32, DType::kF32, DType::kF32}};
+  static constexpr Tile kCtaTile = {128, 128, 8}, kWarpTile = {32, 64, 8}, kThreadTile = {8, 8, 1};
   static constexpr int kStages = 2;
   static constexpr int kVector = 4;  // floats in a 128-bit access
   static constexpr int kLanesM = kWarpTile.m / kThreadTile.m, kLanesN = kWarpTile.n / kThreadTile.n;
   static constexpr int kWarpsM = kCtaTile.m / kWarpTile.m, kWarpsN = kCtaTile.n / kWarpTile.n;
   static constexpr int kThreads = kWarpsM * kWarpsN * 32;
-  // What the CTA's threads load with one 128-bit access each; a k-tile is one slab or more.
-  static constexpr int kSlabK = kThreads * kVector / kCtaTile.m, kSlabs = kCtaK / kSlabK;
   static constexpr int kMinCtasPerSm = 2;  // one computes while the other waits at its barrier
-  // With 4 floats more, rows k and k + 4 lie 16 banks apart: see SlabLoader::store.
+  // With 4 floats more, rows k and k + 4 lie 16 banks apart: see TileLoader::store.
   static constexpr int kPad = 4;
 
   // Both operands are held k-major, so that the 8 elements that a thread needs for one k are contiguous.
   template <int kExtent>
-  using SharedTile = float[kCtaK][kExtent + kPad];
+  using SharedTile = float[kCtaTile.k][kExtent + kPad];
   struct alignas(16) SharedStorage {
     SharedTile<kCtaTile.m> lhs[kStages];
     SharedTile<kCtaTile.n> rhs[kStages];
@@ -41,35 +39,25 @@ struct Config128x128 {
   static_assert(kLanesM == 4 && kLanesN == 8, "the order of the lanes in register_tiled_kernel");
   static_assert(kCtaTile.m % kWarpTile.m == 0 && kCtaTile.n % kWarpTile.n == 0);
   static_assert(kThreadTile.m == 2 * kVector && kThreadTile.n == 2 * kVector, "a thread owns two vectors per side");
-  static_assert(kCtaTile.m == kCtaTile.n && kCtaK % kSlabK == 0, "both operands are loaded in the same slabs");
 };
 
-struct Config128x128x8 : Config128x128<8> {
-  static constexpr std::string_view kConfig = "128x128x8", kFullName = "register_tiled:128x128x8";
-};
-
-struct Config128x128x16 : Config128x128<16> {
-  static constexpr std::string_view kConfig = "128x128x16", kFullName = "register_tiled:128x128x16";
-};
-
-// One thread's share in copying one operand: one vector of each slab of kSlabK elements along k, slab after slab.
-// "extent" is the operand's other dimension: M for lhs, N for rhs. Elements beyond extent or K become zero and are
-// never read.
+// One thread's share in copying one operand: one vector of each k-tile. "extent" is the operand's other dimension: M
+// for lhs, N for rhs. Elements beyond extent or K become zero and are never read.
 template <class Config, int kExtent, bool kContiguousK>
-struct SlabLoader {
-  static constexpr int kVector = Config::kVector, kSlabK = Config::kSlabK;
-  static constexpr int kVectorsAlongK = kSlabK / kVector, kVectorsAlongExtent = kExtent / kVector;
-  static_assert(kExtent * kSlabK == kVector * Config::kThreads, "the threads tile the slab exactly");
+struct TileLoader {
+  static constexpr int kVector = Config::kVector, kTileK = Config::kCtaTile.k;
+  static constexpr int kVectorsAlongK = kTileK / kVector, kVectorsAlongExtent = kExtent / kVector;
+  static_assert(kExtent * kTileK == kVector * Config::kThreads, "one vector of a k-tile for each thread");
 
-  const float* g_vector;  // this thread's vector of the next slab to load
+  const float* g_vector;  // this thread's vector of the next k-tile to load
   int64_t ld;
-  int extent_at, k_at;  // its place in the slab
-  int extent_left;      // elements of the operand from the slab's first on, at most kExtent
-  bool interior;        // no slab reaches beyond extent, and every vector may be read with one 128-bit load
+  int extent_at, k_at;  // its place in the k-tile
+  int extent_left;      // elements of the operand from the tile's first on, at most kExtent
+  bool interior;        // no k-tile reaches beyond extent, and every vector may be read with one 128-bit load
   float r_vector[kVector];
 
   // g_tile is the operand's element at (first, k = 0).
-  __device__ SlabLoader(const float* g_tile, int64_t ld, int64_t first, int64_t extent) : ld(ld) {
+  __device__ TileLoader(const float* g_tile, int64_t ld, int64_t first, int64_t extent) : ld(ld) {
     const int thread = static_cast<int>(threadIdx.x);
     extent_at = kContiguousK ? thread / kVectorsAlongK : thread % kVectorsAlongExtent * kVector;
     k_at = kContiguousK ? thread % kVectorsAlongK * kVector : thread / kVectorsAlongExtent;
@@ -78,7 +66,7 @@ struct SlabLoader {
     interior = extent_left == kExtent && is_aligned(g_tile) && ld % kVector == 0;
   }
 
-  // Starts reading the next slab, if interior and if it is kSlabK long.
+  // Starts reading the next k-tile, if interior and if all of it exists.
   __device__ void load_whole() {
     const float4 vector = __ldg(reinterpret_cast<const float4*>(g_vector));
     r_vector[0] = vector.x;
@@ -87,7 +75,7 @@ struct SlabLoader {
     r_vector[3] = vector.w;
   }
 
-  // Starts reading the next slab, of which the first k_left elements along k exist: none if k_left <= 0.
+  // Starts reading the next k-tile, of which the first k_left elements along k exist: none if k_left <= 0.
   __device__ void load_edge(int k_left) {
     const int along = kContiguousK ? k_left - k_at : extent_left - extent_at;  // elements inside, along the vector
     const int across = kContiguousK ? extent_left - extent_at : k_left - k_at;
@@ -100,18 +88,17 @@ struct SlabLoader {
     }
   }
 
-  __device__ void advance() { g_vector += kContiguousK ? kSlabK : kSlabK * ld; }
+  __device__ void advance() { g_vector += kContiguousK ? kTileK : kTileK * ld; }
 
   // Transposes an operand that is contiguous along k. Its scalar stores meet no bank twice: a warp holds 16 neighbours
   // of extent for two k that are kVector apart, that is 16 banks.
   template <class SharedTile>
-  __device__ void store(SharedTile& s_tile, int slab) const {
-    const int k = slab * kSlabK + k_at;
+  __device__ void store(SharedTile& s_tile) const {
     if constexpr (kContiguousK) {
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) s_tile[k + i][extent_at] = r_vector[i];
+      for (int i = 0; i < kVector; ++i) s_tile[k_at + i][extent_at] = r_vector[i];
     } else {
-      *reinterpret_cast<float4*>(&s_tile[k][extent_at]) =
+      *reinterpret_cast<float4*>(&s_tile[k_at][extent_at]) =
           make_float4(r_vector[0], r_vector[1], r_vector[2], r_vector[3]);
     }
   }
@@ -139,9 +126,8 @@ template <class Config, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
     register_tiled_kernel(GlobalMatrix<float, kLhsTransposed> g_lhs, GlobalMatrix<float, kRhsTransposed> g_rhs,
                           Epilogue epilogue, TileGrid grid, int64_t M, int64_t N, int64_t K) {
-  extern __shared__ __align__(16) unsigned char smem_bytes[];
-  auto& smem = *reinterpret_cast<typename Config::SharedStorage*>(smem_bytes);
-  constexpr int kCtaK = Config::kCtaTile.k, kSlabK = Config::kSlabK, kVector = Config::kVector;
+  auto& smem = shared_storage<typename Config::SharedStorage>();
+  constexpr int kTileK = Config::kCtaTile.k, kVector = Config::kVector;
   constexpr int kThreadM = Config::kThreadTile.m, kThreadN = Config::kThreadTile.n;
   constexpr int kWarpM = Config::kWarpTile.m, kWarpN = Config::kWarpTile.n;
 
@@ -153,9 +139,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
   const int thread_n = warp % Config::kWarpsN * kWarpN + lane_n * kVector;
 
   const TileCoord tile = grid.tile(blockIdx.x);
-  SlabLoader<Config, Config::kCtaTile.m, !kLhsTransposed> lhs_loader(g_lhs.at(tile.batch, tile.row, 0), g_lhs.ld,
+  TileLoader<Config, Config::kCtaTile.m, !kLhsTransposed> lhs_loader(g_lhs.at(tile.batch, tile.row, 0), g_lhs.ld,
                                                                      tile.row, M);
-  SlabLoader<Config, Config::kCtaTile.n, kRhsTransposed> rhs_loader(g_rhs.at(tile.batch, 0, tile.col), g_rhs.ld,
+  TileLoader<Config, Config::kCtaTile.n, kRhsTransposed> rhs_loader(g_rhs.at(tile.batch, 0, tile.col), g_rhs.ld,
                                                                     tile.col, N);
   // All that the epilogue needs to know of the tile, in half the registers: the main loop has none to spare.
   const int tile_m = static_cast<int>(tile.row / Config::kCtaTile.m);
@@ -164,54 +150,46 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
 
   float accumulator[kThreadM][kThreadN] = {};
   const bool interior = lhs_loader.interior && rhs_loader.interior;
-  const auto load_slab = [&](int64_t k_left) {
-    const int slab_k = k_left < kSlabK ? static_cast<int>(k_left) : kSlabK;
-    if (interior && slab_k == kSlabK) {  // the same in all threads of the CTA, and true but along the edges
+  const auto load = [&](int64_t k_left) {
+    if (interior && k_left >= kTileK) {  // the same in all threads of the CTA, and true but along the edges
       lhs_loader.load_whole();
       rhs_loader.load_whole();
     } else {
-      lhs_loader.load_edge(slab_k);
-      rhs_loader.load_edge(slab_k);
+      const int inside = k_left < kTileK ? static_cast<int>(k_left) : kTileK;
+      lhs_loader.load_edge(inside);
+      rhs_loader.load_edge(inside);
     }
     lhs_loader.advance();
     rhs_loader.advance();
   };
-  const auto store_slab = [&](int stage, int slab) {
-    lhs_loader.store(smem.lhs[stage], slab);
-    rhs_loader.store(smem.rhs[stage], slab);
+  const auto store = [&](int stage) {
+    lhs_loader.store(smem.lhs[stage]);
+    rhs_loader.store(smem.rhs[stage]);
   };
 
   int64_t k_left = K;  // from the current k-tile on
   int stage = 0;       // that holds it
   if (k_left > 0) {
-#pragma unroll 1
-    for (int slab = 0; slab < Config::kSlabs; ++slab) {
-      load_slab(k_left - slab * kSlabK);
-      store_slab(stage, slab);
-    }
+    load(k_left);
+    store(stage);
     __syncthreads();
   }
+#pragma unroll 1  // longer straight code makes the compiler read so far ahead that it spills registers
   while (k_left > 0) {
-    k_left -= kCtaK;
-    // The next k-tile's slabs pass through registers one by one, each under the arithmetic of one slab of this k-tile.
-    // (After the last k-tile they are zeros that nobody reads.)
-    // Only a slab is unrolled: longer straight code makes the compiler read so far ahead that it spills registers.
-#pragma unroll 1
-    for (int slab = 0; slab < Config::kSlabs; ++slab) {
-      load_slab(k_left - slab * kSlabK);
+    k_left -= kTileK;
+    load(k_left);  // the next k-tile is on its way under the arithmetic of this one; after the last: zeros, unread
 #pragma unroll
-      for (int k = 0; k < kSlabK; ++k) {
-        float r_lhs[kThreadM], r_rhs[kThreadN];
-        load_fragment<Config, kWarpM>(&smem.lhs[stage][slab * kSlabK + k][thread_m], r_lhs);
-        load_fragment<Config, kWarpN>(&smem.rhs[stage][slab * kSlabK + k][thread_n], r_rhs);
+    for (int k = 0; k < kTileK; ++k) {
+      float r_lhs[kThreadM], r_rhs[kThreadN];
+      load_fragment<Config, kWarpM>(&smem.lhs[stage][k][thread_m], r_lhs);
+      load_fragment<Config, kWarpN>(&smem.rhs[stage][k][thread_n], r_rhs);
 #pragma unroll
-        for (int m = 0; m < kThreadM; ++m) {
+      for (int m = 0; m < kThreadM; ++m) {
 #pragma unroll
-          for (int n = 0; n < kThreadN; ++n) accumulator[m][n] = fmaf(r_lhs[m], r_rhs[n], accumulator[m][n]);
-        }
+        for (int n = 0; n < kThreadN; ++n) accumulator[m][n] = fmaf(r_lhs[m], r_rhs[n], accumulator[m][n]);
       }
-      store_slab(stage ^ 1, slab);
     }
+    store(stage ^ 1);
     // One barrier is enough. It tells that the other stage is complete; and that everybody has read this one to its
     // end, before anybody overwrites it in the next turn.
     __syncthreads();
@@ -259,4 +237,4 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &no_workspace};
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(register_tiled, &kKernel<Config128x128x8>, &kKernel<Config128x128x16>)
+JAXGEMM_FAMILY(register_tiled, &kKernel<Config128x128x8>)

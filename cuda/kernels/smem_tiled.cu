@@ -31,8 +31,7 @@ template <class Config, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads)
     smem_tiled_kernel(GlobalMatrix<float, kLhsTransposed> g_lhs, GlobalMatrix<float, kRhsTransposed> g_rhs,
                       Epilogue epilogue, TileGrid grid, int64_t M, int64_t N, int64_t K) {
-  extern __shared__ __align__(16) unsigned char smem_bytes[];
-  auto& smem = *reinterpret_cast<typename Config::SharedStorage*>(smem_bytes);
+  auto& smem = shared_storage<typename Config::SharedStorage>();
   constexpr int kCtaK = Config::kCtaTile.k;
 
   const TileCoord tile = grid.tile(blockIdx.x);

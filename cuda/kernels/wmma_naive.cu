@@ -72,8 +72,7 @@ template <class Config, class T, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads)
     wmma_naive_kernel(GlobalMatrix<T, kLhsTransposed> g_lhs, GlobalMatrix<T, kRhsTransposed> g_rhs, bool lhs_direct,
                       bool rhs_direct, Epilogue epilogue, TileGrid grid, int64_t M, int64_t N, int64_t padded_K) {
-  extern __shared__ __align__(128) unsigned char smem_bytes[];
-  auto& smem = *reinterpret_cast<typename Config::SharedStorage*>(smem_bytes);
+  auto& smem = shared_storage<typename Config::SharedStorage>();
   const TileCoord tile = grid.tile(blockIdx.x);
 
   wmma::Accumulator accumulator;

@@ -70,9 +70,6 @@ struct Config32x32x32 : TileConfig<32, 32, 32, 1, 1, 2> {
 struct Config64x64x64 : TileConfig<64, 64, 64, 1, 1, 4> {
   static constexpr std::string_view kConfig = "64x64x64", kFullName = "wmma_tiled:64x64x64";
 };
-struct Config128x64x64 : TileConfig<128, 64, 64, 2, 1, 2> {
-  static constexpr std::string_view kConfig = "128x64x64", kFullName = "wmma_tiled:128x64x64";
-};
 struct Config128x128x64 : TileConfig<128, 128, 64, 2, 2, 2> {
   static constexpr std::string_view kConfig = "128x128x64", kFullName = "wmma_tiled:128x128x64";
 };
@@ -148,8 +145,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr Tile kCta = Config::kCtaTile, kWarp = Config::kWarpTile;
   using LhsCopy = TileCopy<T, kLhsTransposed ? kCta.k : kCta.m, kLhsTransposed ? kCta.m : kCta.k, Config::kThreads>;
   using RhsCopy = TileCopy<T, kRhsTransposed ? kCta.n : kCta.k, kRhsTransposed ? kCta.k : kCta.n, Config::kThreads>;
-  extern __shared__ __align__(128) unsigned char smem_bytes[];
-  auto& smem = *reinterpret_cast<typename Config::SharedStorage*>(smem_bytes);
+  auto& smem = shared_storage<typename Config::SharedStorage>();
 
   const TileCoord tile = grid.tile(blockIdx.x);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -271,5 +267,5 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &no_workspace};
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(wmma_tiled, &kKernel<Config32x32x32>, &kKernel<Config64x64x64>, &kKernel<Config128x64x64>,
-               &kKernel<Config128x128x32>, &kKernel<Config128x128x64>)
+JAXGEMM_FAMILY(wmma_tiled, &kKernel<Config32x32x32>, &kKernel<Config64x64x64>, &kKernel<Config128x128x32>,
+               &kKernel<Config128x128x64>)

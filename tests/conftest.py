@@ -1,0 +1,61 @@
+"""What every test shares: eight host devices, fixed seeds, and the rule for tests that need a GPU."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+
+_EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
+if _EIGHT_DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_EIGHT_DEVICES}".strip()
+
+import jax  # noqa: E402  (the flag above is read when JAX starts its backend)
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+GPU_SKIP_REASON = "needs a CUDA GPU"
+
+
+def cuda_devices() -> list[jax.Device]:
+    """The CUDA GPUs of this machine that JAX can use."""
+    try:
+        return jax.devices("cuda")
+    except RuntimeError:
+        return []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"gpu: {GPU_SKIP_REASON}; skipped, and counted, without one")
+    config.addinivalue_line("filterwarnings", "ignore::jaxgemm.CpuFallbackWarning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not cuda_devices():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=GPU_SKIP_REASON))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [report for report in terminalreporter.getreports("skipped") if GPU_SKIP_REASON in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} gpu tests skipped: no CUDA GPU", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tests not marked ``gpu`` compute on the CPU and choose kernels as if no GPU were attached, wherever they run."""
+    if request.node.get_closest_marker("gpu"):
+        yield
+        return
+    for module in ("_target", "_dot_general"):
+        monkeypatch.setattr(f"jaxgemm.{module}.attached_gpu", lambda: None)
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers, the same in every run of one test and different between tests."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))

@@ -1,0 +1,140 @@
+"""Data, references and lowered programs for the tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgemm._choose import Request
+from jaxgemm._native import _core
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNEL_NAMES = [info.name for info in _core.kernels()]
+FAMILIES = list(dict.fromkeys(info.family for info in _core.kernels()))
+
+# Arrays of these sizes and dtypes can only be multiplied in one way, and no result looks like its transpose.
+MATMUL_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((3,), (3,)),
+    ((2, 3), (3,)),
+    ((3,), (3, 4)),
+    ((2, 3), (3, 4)),
+    ((5, 2, 3), (3,)),
+    ((3,), (5, 3, 4)),
+    ((5, 2, 3), (3, 4)),
+    ((2, 3), (5, 3, 4)),
+    ((5, 2, 3), (5, 3, 4)),
+    ((1, 2, 3), (5, 3, 4)),
+    ((5, 2, 3), (1, 3, 4)),
+    ((1, 2, 3), (1, 3, 4)),
+    ((1, 2, 3), (3, 4)),
+    ((5, 1, 2, 3), (6, 3, 4)),
+    ((7, 1, 2, 3), (7, 6, 3, 4)),
+    ((1, 6, 2, 3), (7, 1, 3, 4)),
+    ((7, 6, 2, 3), (6, 3, 4)),
+    ((1, 1, 2, 3), (5, 1, 3, 4)),
+    ((2, 1, 5, 2, 3), (1, 6, 5, 3, 4)),
+    ((2, 1, 1, 2, 3), (2, 6, 5, 3, 4)),
+    ((6, 5, 2, 3), (2, 6, 1, 3, 4)),
+    ((2, 1, 5, 2, 3), (4,) * 0 + (5, 3, 1)),
+    ((0, 3), (3, 4)),
+    ((2, 0), (0, 4)),
+    ((2, 3), (3, 0)),
+    ((0,), (0,)),
+    ((0,), (0, 4)),
+    ((0, 2, 3), (3, 4)),
+    ((0, 2, 3), (0, 3, 4)),
+    ((0, 2, 3), (1, 3, 4)),
+    ((5, 2, 0), (5, 0, 4)),
+    ((5, 2, 0), (0, 4)),
+]
+
+
+def integers(rng: np.random.Generator, shape: Sequence[int], dtype: Any = np.float32, bound: int = 8) -> jax.Array:
+    """Random integers in (-bound, bound): their products and sums are exact in every dtype that the tests use."""
+    low = 0 if jnp.issubdtype(dtype, jnp.unsignedinteger) or dtype == bool else 1 - bound
+    values = rng.integers(low, 2 if dtype == bool else bound, tuple(shape))
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        values = values + 1j * rng.integers(low, bound, tuple(shape))
+    return jnp.asarray(values, dtype)
+
+
+def normal(rng: np.random.Generator, shape: Sequence[int], dtype: Any = np.float32) -> jax.Array:
+    """Standard normal values rounded to ``dtype``."""
+    return jnp.asarray(rng.standard_normal(tuple(shape)), dtype)
+
+
+def struct(shape: Sequence[Any], dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+    """The abstract array of a shape."""
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Equality of shape, dtype and every value."""
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(np.asarray(actual), np.asarray(expected))
+
+
+def cuda_text(function: Callable[..., Any], *operands: Any) -> str:
+    """The program that ``function`` is for a CUDA GPU, which need not be there."""
+    traced = jax.jit(lambda *xs: function(*xs)).trace(*operands)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def custom_calls(text: str) -> list[str]:
+    """The lines of a lowered program that call our kernels."""
+    return [line for line in text.splitlines() if "custom_call @jaxgemm_gemm" in line]
+
+
+def count_ops(text: str, op: str) -> int:
+    """How often a lowered program has the StableHLO operation ``op``."""
+    return len(re.findall(rf"\bstablehlo\.{op}\b", text))
+
+
+def request(
+    lhs: jax.ShapeDtypeStruct, rhs: jax.ShapeDtypeStruct, dimension_numbers: Any = (((1,), (0,)), ((), ())), **kwargs: Any
+) -> Request:
+    """What the chooser is asked about a dot_general."""
+    preferred = kwargs.pop("preferred_element_type", None)
+    out = jax.eval_shape(
+        lambda x, y: jax.lax.dot_general(x, y, dimension_numbers, preferred_element_type=preferred), lhs, rhs
+    )
+    return Request(lhs, rhs, struct(out.shape, out.dtype), dimension_numbers=dimension_numbers, **kwargs)
+
+
+def dims(order: Sequence[int], batch: Sequence[int], rows: Sequence[int], cols: Sequence[int]) -> _core.OperandDims:
+    """The native description of one operand."""
+    return _core.OperandDims(list(order), list(batch), list(rows), list(cols))
+
+
+def problem(m: int, n: int, k: int, **kwargs: Any) -> _core.Problem:
+    """A GEMM for the native functions; keywords are those of ``_core.Problem`` plus ``batch`` and ``layout``."""
+    batch, layout = kwargs.pop("batch", 1), kwargs.pop("layout", "NN")
+    lhs_sizes = [batch, m, k] if layout[0] == "N" else [batch, k, m]
+    rhs_sizes = [batch, k, n] if layout[1] == "N" else [batch, n, k]
+    plain, flipped = dims((0, 1, 2), (0,), (1,), (2,)), dims((0, 1, 2), (0,), (2,), (1,))
+    settings: dict[str, Any] = dict(
+        lhs_sizes=lhs_sizes, lhs_dims=plain if layout[0] == "N" else flipped,
+        rhs_sizes=rhs_sizes, rhs_dims=plain if layout[1] == "N" else flipped,
+        out_sizes=[batch, m, n], out_dims=plain,
+        lhs_dtype="float32", rhs_dtype="float32", out_dtype="float32",
+        precision="default", activation="none", has_bias=False, sm=90,
+    )  # fmt: skip
+    return _core.Problem(**(settings | kwargs))
+
+
+def run_python(code: str, *, python_path: Sequence[Path | str] | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``code`` in a fresh interpreter on the CPU, which sees this process's modules unless told otherwise."""
+    path = os.pathsep.join(map(str, python_path if python_path is not None else [ROOT, *filter(None, sys.path)]))
+    environment = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"} | env
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )

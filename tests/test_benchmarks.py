@@ -1,0 +1,210 @@
+"""The benchmarks' shapes, tables, plot and tree hashes. No GPU needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from benchmarks import peers, plot, render, results, shapes, trees
+from benchmarks.limits import LIMITS
+
+HEADER: results.Header = {
+    "device": "NVIDIA H200",
+    "driver": "580.0",
+    "cuda": "13.0",
+    "jax": "0.11.2",
+    "date": "2026-11-21T00:00:00Z",
+    "trees": {"cuda": "a" * 40, "jaxgemm": "b" * 40},
+}
+FAKE_US = {"slow:1": 80_000.0, "fast:1": 300.0, "fast:2": 200.0}
+
+
+def test_dense_suite_has_the_agreed_problems() -> None:
+    dense = shapes.dense()
+    groups = {name: len(problems) for name, problems in shapes.dense_groups().items()}
+    assert groups == {
+        "bfloat16 squares": 6,
+        "bfloat16 layers, M <= 64": 18,
+        "bfloat16 layers, M 128 to 512": 12,
+        "bfloat16 layers, M >= 2048": 12,
+        "bfloat16 irregular": 5,
+        "bfloat16 batched": 1,
+        "float16": 2,
+        "float32 default": 3,
+        "float32 highest": 3,
+        "int8": 4,
+        "float8_e4m3fn": 6,
+    }
+    assert len(dense) == len(set(dense)) == 72
+    for example in (
+        shapes.Problem(1, 16384, 16384, 16384, "NN", "bfloat16", "bfloat16", "bfloat16", "default"),
+        shapes.Problem(1, 16, 8192, 28672, "NN", "bfloat16", "bfloat16", "bfloat16", "default"),
+        shapes.Problem(1, 8192, 8192, 8191, "NN", "bfloat16", "bfloat16", "bfloat16", "default"),
+        shapes.Problem(64, 512, 512, 512, "NN", "bfloat16", "bfloat16", "bfloat16", "default"),
+        shapes.Problem(1, 8192, 8192, 8192, "NN", "float32", "float32", "float32", "highest"),
+        shapes.Problem(1, 4096, 4096, 4096, "NT", "int8", "int8", "int32", "default"),
+        shapes.Problem(1, 64, 28672, 8192, "NT", "float8_e4m3fn", "float8_e4m3fn", "bfloat16", "default"),
+    ):
+        assert example in dense
+
+
+def test_ladder_suite_multiplies_float32_in_full_precision() -> None:
+    ladder = shapes.ladder()
+    assert len(ladder) == len(set(ladder)) == 15
+    assert {problem.precision for problem in ladder if problem.lhs_dtype == "float32"} == {"highest"}
+    assert all(problem.m == problem.n == problem.k and problem.layout == "NN" for problem in ladder)
+
+
+@pytest.mark.parametrize("layout", shapes.LAYOUTS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_dimension_numbers_give_the_product(layout: shapes.Layout, batch: int) -> None:
+    problem = shapes.problem(5, 7, 4, "float32", batch=batch, layout=layout, precision="highest")
+    rng = np.random.default_rng(0)
+    lhs, rhs = (rng.integers(-9, 9, shape).astype(np.float32) for shape in (problem.lhs_shape, problem.rhs_shape))
+    a = lhs if layout[0] == "N" else np.swapaxes(lhs, -1, -2)
+    b = rhs if layout[1] == "N" else np.swapaxes(rhs, -1, -2)
+    np.testing.assert_array_equal(lax.dot_general(lhs, rhs, problem.dimension_numbers), a @ b)
+    assert lhs.shape[problem.lhs_m_axis] == problem.m
+
+
+def test_problem_counts_bytes_and_operations() -> None:
+    problem = shapes.problem(2, 3, 5, "int8", batch=7)
+    assert problem.flops == 2 * 7 * 2 * 3 * 5
+    assert problem.input_bytes == 7 * (10 + 15)
+    assert problem.min_bytes == 7 * (10 + 15 + 4 * 6)
+    assert problem.label == "int8 7x2x3x5 NN"
+
+
+def test_peer_compiles_and_kernel_name_is_found() -> None:
+    problem = shapes.problem(4, 4, 8, "bfloat16", layout="NT")
+    lhs, rhs = problem.operands(1)
+    assert (lhs.shape, rhs.shape) == (problem.lhs_shape, problem.rhs_shape)
+    out = peers.compile_peer(problem, {})(lhs, rhs)
+    assert out.dtype == jnp.bfloat16 and out.shape == (4, 4)
+    program = '{kernel = "naive:16x16", other = "mma"} \\22 "\\"quoted:8x8\\""'
+    assert peers.called_kernel(program, ["naive:16x16", "naive:32x32"]) == "naive:16x16"
+    assert peers.called_kernel(program, ["quoted:8x8"]) == "quoted:8x8"
+    assert peers.called_kernel(program, ["naive:16"]) is None
+    with pytest.raises(RuntimeError, match="expected one kernel"):
+        peers.called_kernel(program, ["naive:16x16", "quoted:8x8"])
+
+
+def document_of(rows: Iterable[results.Row]) -> results.Document:
+    return {**HEADER, "rows": list(rows)}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with one result file and a README to fill."""
+    rows = []
+    for problem in shapes.ladder():
+        if problem.lhs_dtype == "bfloat16" and problem.m <= 4096:
+            for name, us in FAKE_US.items():
+                rows.append(results.make_row("ladder", problem, name, (us, us, us), {"jnp": 100.0}, 0.5))
+    for problem in shapes.dense()[:3]:
+        rows.append(results.make_row("dense", problem, "fast:2", (50.0, 49.0, 51.0), {"jnp": 100.0}, 0.5))
+    target = tmp_path / "benchmarks" / "results" / "nvidia-h200.json"
+    target.parent.mkdir(parents=True)
+    target.write_text(results.dumps(document_of(rows)))
+    (tmp_path / "README.md").write_text(f"# Title\n\n{render.BEGIN}\nold\n{render.END}\n\nrest\n")
+    return tmp_path
+
+
+def test_render_writes_tables_and_plot_and_checks_them(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    arguments = ["--root", str(tree)]
+    assert render.main([*arguments, "--check"]) == 1
+    assert render.main(arguments) == 0
+    assert render.main([*arguments, "--check"]) == 0
+    readme = (tree / "README.md").read_text()
+    assert readme.startswith("# Title\n") and readme.endswith("\nrest\n") and "old" not in readme
+    fast = next(line for line in readme.splitlines() if "`fast:2`" in line)
+    assert fast == "| `fast:2` | bfloat16 | 200.0 | 687 | 400.00 | 50 % | 80 % |"
+    assert "`fast:1`" not in readme and "| jnp.dot | bfloat16 | 100.0 | 1374 |" in readme
+    page = (tree / "benchmarks" / "results" / "nvidia-h200.md").read_text()
+    assert "| bfloat16 squares | 3 | 2.000 | n/a |" in page and "`fast:1`" in page and "1024³" in page
+
+    svg = tree / "docs" / "ladder.svg"
+    first = svg.read_bytes()
+    svg.unlink()
+    render.main(arguments)
+    assert svg.read_bytes() == first
+
+    capsys.readouterr()
+    svg.write_text(svg.read_text().replace(plot.embedded_digest(svg) or "", "0" * 64))
+    assert render.main([*arguments, "--check"]) == 1
+    assert capsys.readouterr().out.splitlines()[0] == "out of date: docs/ladder.svg"
+
+
+def test_render_needs_its_markers(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tree / "README.md").write_text("no markers")
+    assert render.main(["--root", str(tree), "--check"]) == 1
+    assert "exactly one" in capsys.readouterr().err
+
+
+def test_limit_is_the_larger_of_arithmetic_and_bytes() -> None:
+    limits = LIMITS["NVIDIA H200"]
+    assert limits.floor_us(shapes.problem(8192, 8192, 8192)) == pytest.approx(2 * 8192**3 / 855e6)
+    one_row = shapes.problem(1, 4096, 4096)
+    assert limits.floor_us(one_row) == pytest.approx(one_row.min_bytes / 4296e3)
+    assert limits.tflops(shapes.problem(8, 8, 8, "float32")) == 449.0
+    assert limits.tflops(shapes.problem(8, 8, 8, "float32", precision="highest")) == 66.9
+    assert all(dtype in {"tf32", *limits.datasheet_tflops} for dtype in shapes.OUT_DTYPES)
+
+
+def git(*command: str, cwd: Path) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+    return subprocess.run(
+        ["git", *identity, *command], cwd=cwd, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_tree_hash_is_gits(tmp_path: Path) -> None:
+    source = tmp_path / "cuda"
+    for name in ("a.cu", "a/b.cuh", "a-b/c.h", "ab.txt", "z/deep/er.cc"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(f"content of {name}\n")
+    (source / "run").write_text("#!/bin/sh\n")
+    (source / "run").chmod(0o755)
+    (source / "link").symlink_to("a.cu")
+    git("init", "-q", cwd=tmp_path)
+    git("add", "-A", cwd=tmp_path)
+    git("commit", "-qm", "all", cwd=tmp_path)
+    (source / "__pycache__").mkdir()
+    (source / "__pycache__" / "x.pyc").write_bytes(b"x")
+    (source / "module.abi3.so").write_bytes(b"x")
+    (source / "empty").mkdir()
+    assert trees.tree_hash(source) == git("rev-parse", "HEAD:cuda", cwd=tmp_path)
+    (source / "a.cu").write_text("changed\n")
+    assert trees.tree_hash(source) != git("rev-parse", "HEAD:cuda", cwd=tmp_path)
+
+
+def test_evidence_trees_name_this_repositorys_sources() -> None:
+    hashes = trees.evidence_trees()
+    assert list(hashes) == ["cuda", "jaxgemm"] and all(len(sha) == 40 for sha in hashes.values())
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize("name", trees.EVIDENCE_TREES)
+def test_tree_hash_of_a_clean_checkout_is_gits(name: str) -> None:
+    try:
+        if git("status", "--porcelain", "--", name, cwd=trees.REPOSITORY):
+            pytest.skip(f"{name}/ has uncommitted changes")
+        expected = git("rev-parse", f"HEAD:{name}", cwd=trees.REPOSITORY)
+    except subprocess.CalledProcessError:
+        pytest.skip("not a git checkout")
+    assert trees.tree_hash(trees.REPOSITORY / name) == expected
+
+
+def test_problems_are_plain_data() -> None:
+    problem = shapes.problem(4, 5, 6, layout="TT")
+    assert shapes.Problem(**dataclasses.asdict(problem)) == problem

@@ -1,0 +1,134 @@
+"""cuda/registry.cc: what the registry says about its kernels."""
+
+from __future__ import annotations
+
+import collections
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import jaxgemm
+from jaxgemm._native import GEMM_TARGET, _core
+from tests.helpers import FAMILIES, KERNEL_NAMES, ROOT, problem
+
+MAX_SMEM_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # per CTA, by min_sm (CUDA programming guide, compute capabilities)
+
+
+def test_ladder_is_complete_and_in_order() -> None:
+    assert FAMILIES[:5] == ["naive", "smem_tiled", "register_tiled", "wmma_naive", "wmma_tiled"]
+    assert len(set(KERNEL_NAMES)) == len(KERNEL_NAMES)
+    families = [info.family for info in jaxgemm.kernels()]
+    assert families == sorted(families, key=FAMILIES.index), "configurations of one family lie together"
+
+
+def test_every_source_is_a_family() -> None:
+    sources = {path.stem for path in (ROOT / "cuda" / "kernels").glob("*.cu")}
+    assert sources == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", KERNEL_NAMES)
+def test_facts_fit_together(name: str) -> None:
+    info = next(info for info in jaxgemm.kernels() if info.name == name)
+    assert info.name == f"{info.family}:{info.config}"
+    assert re.fullmatch(r"[a-z][a-z0-9_]*:[a-z0-9_]+", info.name)
+    assert info.min_sm in MAX_SMEM_BYTES
+    assert info.max_sm == 0 or info.max_sm >= info.min_sm
+    for size, warp_size in zip(info.cta_tile, info.warp_tile, strict=True):
+        assert 0 < warp_size <= size
+        assert size % warp_size == 0
+    assert info.threads % 32 == 0
+    assert 32 <= info.threads <= 1024
+    warps_of_tile = (info.cta_tile[0] // info.warp_tile[0]) * (info.cta_tile[1] // info.warp_tile[1])
+    assert (info.threads // 32) % warps_of_tile == 0, "every warp tile has a warp; more warps share along k"
+    assert 0 <= info.smem_bytes <= MAX_SMEM_BYTES[info.min_sm]
+    assert info.stages >= 1
+    assert info.layouts == [layout for layout in ("NN", "NT", "TN", "TT") if layout in info.layouts] != []
+    assert info.max_ctas == 2**31 - 1
+    assert len(set(info.dtypes)) == len(info.dtypes) > 0
+    assert {dtype for row in info.dtypes for dtype in row} <= set(_core.dtypes())
+    assert repr(info) == f"KernelInfo('{name}')"
+
+
+@pytest.mark.parametrize("name", KERNEL_NAMES)
+def test_facts_agree_with_why_not(name: str) -> None:
+    info = next(info for info in jaxgemm.kernels() if info.name == name)
+    for lhs in _core.dtypes():
+        for rhs in _core.dtypes():
+            for out in _core.dtypes():
+                asked = problem(8, 8, 8, lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out)
+                sentence = _core.why_not(name, asked)
+                assert (not sentence) == ((lhs, rhs, out) in info.dtypes), sentence
+    lhs, rhs, out = info.dtypes[0]
+    dtypes = dict(lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out)
+    for layout in ("NN", "NT", "TN", "TT"):
+        asked = problem(3, 5, 7, layout=layout, **dtypes)
+        assert asked.layout == layout
+        assert (not _core.why_not(name, asked)) == (layout in info.layouts)
+    assert "sm_" in _core.why_not(name, problem(8, 8, 8, sm=info.min_sm - 1, **dtypes))
+    assert not _core.why_not(name, problem(8, 8, 8, sm=info.min_sm, **dtypes))
+    fused = problem(8, 8, 8, activation="relu", has_bias=True, **dtypes)
+    assert (not _core.why_not(name, fused)) == info.fused_epilogue
+
+
+@pytest.mark.parametrize("name", KERNEL_NAMES)
+def test_any_size_is_taken_up_to_the_grid(name: str) -> None:
+    info = next(info for info in jaxgemm.kernels() if info.name == name)
+    dtypes = dict(zip(("lhs_dtype", "rhs_dtype", "out_dtype"), info.dtypes[0], strict=True))
+    for m, n, k in [(0, 0, 0), (1, 1, 1), (1, 1, 0), (0, 3, 5), (17, 1, 129), (4095, 4097, 4093)]:
+        assert not _core.why_not(name, problem(m, n, k, batch=3, **dtypes))
+    tile_m, tile_n, _ = info.cta_tile
+    most = info.max_ctas
+    assert not _core.why_not(name, problem(tile_m, tile_n, 1, batch=most, **dtypes))
+    sentence = _core.why_not(name, problem(tile_m, tile_n, 1, batch=most + 1, **dtypes))
+    assert str(most) in sentence
+    assert f"batch={most + 1}" in sentence
+    for sizes in [(2**20 * tile_m, 2**20 * tile_n, 1), (2**58, 1, 1), (1, 2**58, 1)]:
+        assert _core.why_not(name, problem(*sizes, **dtypes))
+
+
+@pytest.mark.parametrize("name", KERNEL_NAMES)
+def test_workspace_is_sane(name: str) -> None:
+    info = next(info for info in jaxgemm.kernels() if info.name == name)
+    dtypes = dict(zip(("lhs_dtype", "rhs_dtype", "out_dtype"), info.dtypes[0], strict=True))
+    for m, n, k, batch in [(256, 256, 256, 1), (257, 255, 129, 3), (1, 1, 1, 1), (33, 7, 5, 4)]:
+        asked = problem(m, n, k, batch=batch, **dtypes)
+        bytes_ = _core.workspace_bytes(name, asked)
+        assert bytes_ == 0 or bytes_ > 256, "256 bytes of it are for alignment"
+        assert bytes_ == _core.workspace_bytes(name, problem(m, n, k, batch=batch, **dtypes))
+
+
+def test_names_of_the_contract() -> None:
+    assert _core.dtypes()[:3] == ["float32", "float16", "bfloat16"]
+    assert _core.precisions() == ["default", "highest"]
+    assert _core.activations() == ["none", "relu", "gelu_tanh", "gelu_erf", "silu"]
+    for bad in ({"lhs_dtype": "float128"}, {"precision": "medium"}, {"activation": "tanh"}):
+        with pytest.raises(ValueError, match=next(iter(bad.values()))):
+            problem(8, 8, 8, **bad)
+    for function in (_core.why_not, _core.workspace_bytes, _core.estimated_cost):
+        with pytest.raises(ValueError, match="no kernel is called 'nothing'"):
+            function("nothing", problem(8, 8, 8))
+
+
+def test_handler_metadata() -> None:
+    major, minor, graphs = _core.handler_metadata()
+    assert major == 0
+    header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
+    (runtime_minor,) = re.findall(r"#define XLA_FFI_API_MINOR (\d+)", header)
+    assert 1 <= minor <= int(runtime_minor), "a handler built with newer headers is refused, on CUDA only when it is called"
+    assert graphs, "the handler may be captured into a CUDA graph"
+    assert set(_core.handlers()) == {GEMM_TARGET, f"{GEMM_TARGET}_check"}
+
+
+def test_every_select_within_a_family_minimises_the_model() -> None:
+    names = collections.defaultdict(list)
+    for info in jaxgemm.kernels():
+        names[info.family].append(info)
+    for family, infos in names.items():
+        dtypes = dict(zip(("lhs_dtype", "rhs_dtype", "out_dtype"), infos[0].dtypes[0], strict=True))
+        for m, n, k in [(64, 64, 64), (4096, 4096, 4096), (1, 8192, 4096), (100, 3000, 77)]:
+            asked = problem(m, n, k, **dtypes)
+            costs = {info.name: _core.estimated_cost(info.name, asked) for info in infos}
+            assert _core.select(asked, family) == min(costs, key=costs.__getitem__)
+            assert all(cost > 0 for cost in costs.values())
