@@ -57,10 +57,11 @@ class Choice:
 def kernels() -> list[_core.KernelInfo]:
     """Every kernel of this build in ladder order, simplest first.
 
-    Each entry has ``name`` ("family:config"; ``kernel=`` takes it or the family alone), ``family``, ``config``,
-    ``min_sm`` and ``max_sm`` (compute capability times ten; ``max_sm == 0``: no upper limit), ``dtypes`` ((lhs, rhs,
-    out) names), ``layouts``, ``cta_tile`` and ``warp_tile`` ((m, n, k) elements), ``stages``, ``threads`` per CTA,
-    ``smem_bytes`` per CTA, ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
+    Returns:
+      A list whose entries have ``name`` ("family:config"; ``kernel=`` takes it or the family alone), ``family``,
+      ``config``, ``min_sm`` and ``max_sm`` (compute capability times ten; ``max_sm == 0``: no upper limit), ``dtypes``
+      ((lhs, rhs, out) names), ``layouts``, ``cta_tile`` and ``warp_tile`` ((m, n, k) elements), ``stages``,
+      ``threads`` per CTA, ``smem_bytes`` per CTA, ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
     """
     return _core.kernels()
 
@@ -218,7 +219,7 @@ def explain(lhs: Any, rhs: Any, **kwargs: Any) -> Explanation:
         ``jaxgemm.dot_general`` with its ``dimension_numbers=``.
 
     Returns:
-      An :class:`Explanation`.
+      An :class:`Explanation`; of the first GEMM, where the call makes several.
 
     Raises:
       TypeError, ValueError: what the call itself would raise.
@@ -229,6 +230,11 @@ def explain(lhs: Any, rhs: Any, **kwargs: Any) -> Explanation:
     requests = _requests(function, (lhs, rhs), kwargs)
     request, kernel = requests[0]
     return explain_request(request, kernel, target_sm())
+
+
+def _sub_jaxprs(params: dict[str, Any]) -> list[Any]:
+    values = [x for value in params.values() for x in (value if isinstance(value, list | tuple) else [value])]
+    return [getattr(x, "jaxpr", x) for x in values if hasattr(getattr(x, "jaxpr", x), "eqns")]
 
 
 def _requests(
@@ -248,7 +254,7 @@ def _requests(
             request = request_of(equation)
             if request is not None:
                 found.append(request)
-            for sub in jax.core.jaxprs_in_params(equation.params) if hasattr(jax.core, "jaxprs_in_params") else ():
+            for sub in _sub_jaxprs(equation.params):
                 found += walk(sub)
         return found
 

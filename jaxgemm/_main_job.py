@@ -12,6 +12,7 @@ from jaxgemm._choose import kernels
 from jaxgemm._matmul import matmul
 from jaxgemm._native import _core
 from jaxgemm._reference import error_over_bound, reference
+from jaxgemm._target import attached_gpu
 from jaxgemm._timing import Timing, compare, random_array, rotating_arg_sets
 
 # Llama-3-8B: hidden size and width of the feed-forward block (Meta, "The Llama 3 Herd of Models", 2024, table 3).
@@ -54,7 +55,7 @@ Matmul = Callable[[jax.Array, jax.Array], jax.Array]
 
 def on_gpu() -> bool:
     """Whether the default device has kernels."""
-    return jax.default_backend() == "gpu"
+    return jax.default_backend() == "gpu" and attached_gpu() is not None
 
 
 def _peer_precision(dtype: str) -> str | None:

@@ -7,26 +7,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core.primitives import convert_element_type_p
 
 from jaxgemm._dot_general import bind, dot_general
 from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
 
 
-def _operands(lhs: Any, rhs: Any) -> tuple[jax.Array, jax.Array]:
-    """Both operands as arrays of their promoted dtype."""
+def _operands(lhs: Any, rhs: Any, preferred: Any) -> tuple[jax.Array, jax.Array, bool]:
+    """Both operands as arrays of their promoted dtype, and whether that of the result is weak.
+
+    Where the result's dtype is given, ``jnp.matmul`` promotes nothing: so operands keep dtypes that have no promotion,
+    and those that no kernel multiplies in any case.
+    """
     for what, x in (("lhs", lhs), ("rhs", rhs)):
         try:
             dtype = jnp.result_type(x)
         except TypeError:
             dtype = None
-        if dtype is None or not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
+        if x is None or dtype is None or not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
             raise TypeError(
                 f"jaxgemm.matmul takes arrays of numbers, got {what} of type {type(x).__name__}"
-                + ("" if dtype is None else f" and dtype {dtype}")
+                + ("" if x is None or dtype is None else f" and dtype {dtype}")
                 + ": convert it with jnp.asarray first"
             )
-    dtype = jnp.result_type(lhs, rhs)
-    return jnp.asarray(lhs, dtype), jnp.asarray(rhs, dtype)
+    try:
+        dtype, weak = jax.dtypes.result_type(lhs, rhs, return_weak_type_flag=True)
+    except jax.dtypes.TypePromotionError:
+        if preferred is None:
+            raise
+        return jnp.asarray(lhs), jnp.asarray(rhs), False
+    if preferred is not None and not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.asarray(lhs), jnp.asarray(rhs), False
+    return jnp.asarray(lhs, dtype), jnp.asarray(rhs, dtype), weak and preferred is None
 
 
 def _batch_sizes(lhs: jax.Array, rhs: jax.Array) -> list[tuple[Any, Any]]:
@@ -68,7 +80,7 @@ def matmul(
       ValueError: an unknown activation, kernel or precision; batch dimensions or a bias that do not broadcast; a named
         kernel that cannot run this problem.
     """
-    lhs, rhs = _operands(lhs, rhs)
+    lhs, rhs, weak = _operands(lhs, rhs, preferred_element_type)
     if lhs.ndim == 0 or rhs.ndim == 0:
         raise TypeError(
             f"jaxgemm.matmul takes operands of one or more dimensions, got shapes {lhs.shape} and {rhs.shape}: use lhs * rhs"
@@ -140,6 +152,8 @@ def matmul(
             raise ValueError(f"bias of shape {bias.shape} does not broadcast to the result's shape {out_shape}")
     if bias is None and activation == NO_ACTIVATION:
         out = gemm(preferred_element_type=preferred_element_type)
+        if weak:
+            out = convert_element_type_p.bind(out, new_dtype=out.dtype, weak_type=True, sharding=None)
         return out if permutation == tuple(range(out.ndim)) else lax.transpose(out, permutation)
 
     row_bias = bias is not None and has_n and bias.shape == (rhs.shape[-1],)

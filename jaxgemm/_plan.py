@@ -72,7 +72,7 @@ def _is_run(dims: Dims) -> bool:
 def _operand(ndim: int, batch: Dims, rows: Dims, cols: Dims) -> OperandPlan:
     """The identity order if it is a batch of matrices, else batch first with the fastest dimension kept in place."""
     last = ndim - 1
-    viewable = _is_run(batch) and _is_run(rows) and _is_run(cols) and (last not in batch or not (rows or cols))
+    viewable = _is_run(batch) and _is_run(rows) and _is_run(cols) and (last not in batch or not (rows and cols))
     if viewable:
         order = tuple(range(ndim))
     elif last in rows:

@@ -61,7 +61,7 @@ def test_facts_agree_with_why_not(name: str) -> None:
                 sentence = _core.why_not(name, asked)
                 assert (not sentence) == ((lhs, rhs, out) in info.dtypes), sentence
     lhs, rhs, out = info.dtypes[0]
-    dtypes = dict(lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out)
+    dtypes = {"lhs_dtype": lhs, "rhs_dtype": rhs, "out_dtype": out}
     for layout in ("NN", "NT", "TN", "TT"):
         asked = problem(3, 5, 7, layout=layout, **dtypes)
         assert asked.layout == layout
@@ -116,7 +116,9 @@ def test_handler_metadata() -> None:
     assert major == 0
     header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
     (runtime_minor,) = re.findall(r"#define XLA_FFI_API_MINOR (\d+)", header)
-    assert 1 <= minor <= int(runtime_minor), "a handler built with newer headers is refused, on CUDA only when it is called"
+    assert 1 <= minor <= int(runtime_minor), (
+        "a handler built with newer headers is refused, on CUDA only when it is called"
+    )
     assert graphs, "the handler may be captured into a CUDA graph"
     assert set(_core.handlers()) == {GEMM_TARGET, f"{GEMM_TARGET}_check"}
 
@@ -130,5 +132,5 @@ def test_every_select_within_a_family_minimises_the_model() -> None:
         for m, n, k in [(64, 64, 64), (4096, 4096, 4096), (1, 8192, 4096), (100, 3000, 77)]:
             asked = problem(m, n, k, **dtypes)
             costs = {info.name: _core.estimated_cost(info.name, asked) for info in infos}
-            assert _core.select(asked, family) == min(costs, key=costs.__getitem__)
+            assert costs[_core.select(asked, family)] == min(costs.values())
             assert all(cost > 0 for cost in costs.values())

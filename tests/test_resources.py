@@ -39,9 +39,7 @@ def test_short_name():
 
 def test_parse():
     text = f"arch = sm_80\n Function {NAIVE}:\n  REG:32 STACK:8 SHARED:16 LOCAL:0 CONSTANT[0]:480 TEXTURE:0\n"
-    assert resource_usage.parse(text) == [
-        Usage("naive.cu: naive_kernel<Config32x32, true, false>", "sm_80", 32, 16, 8)
-    ]
+    assert resource_usage.parse(text) == [Usage("naive.cu: naive_kernel<Config32x32, true, false>", "sm_80", 32, 16, 8)]
     with pytest.raises(ValueError, match="several kernels have one name"):
         resource_usage.parse(text + text)
 
