@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,26 +12,30 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.shapes import Layout, Problem
+from benchmarks.shapes import Problem
 
-PEERS: dict[str, dict[str, bool]] = {"jnp": {}, "jnp_cublas": {"xla_gpu_enable_triton_gemm": False}}
+PEERS: dict[str, dict[str, str | bool]] = {"jnp": {}, "jnp_cublas": {"xla_gpu_enable_triton_gemm": False}}
 """Compiler options of each peer: XLA's dot as it autotunes it, and the same without Triton, which leaves cuBLAS."""
 
 
 class KernelInfo(Protocol):
     """What the benchmarks read of an entry of ``jaxgemm.kernels()``."""
 
-    name: str
-    family: str
-    dtypes: Iterable[tuple[str, str, str]]
-    layouts: Iterable[Layout]
+    @property
+    def name(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def dtypes(self) -> Iterable[tuple[str, str, str]]: ...
+    @property
+    def layouts(self) -> Iterable[str]: ...
 
 
-def registry() -> list[KernelInfo]:
+def registry() -> Sequence[KernelInfo]:
     """Every kernel, in ladder order."""
     import jaxgemm
 
-    return list(jaxgemm.kernels())
+    return jaxgemm.kernels()
 
 
 def takes(info: KernelInfo, problem: Problem) -> bool:
@@ -44,7 +48,7 @@ def _precision(problem: Problem) -> lax.Precision:
     return lax.Precision.HIGHEST if problem.precision == "highest" else lax.Precision.DEFAULT
 
 
-def compile_peer(problem: Problem, options: dict[str, bool]) -> Callable[..., Any]:
+def compile_peer(problem: Problem, options: dict[str, str | bool]) -> Callable[..., Any]:
     """``lax.dot_general`` on the stored operands, compiled for the problem; autotuning happens here."""
     dot = functools.partial(
         lax.dot_general,

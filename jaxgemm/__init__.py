@@ -6,11 +6,11 @@ from pkgutil import extend_path
 # installed one's Python files.
 __path__ = extend_path(__path__, __name__)
 
-from jaxgemm._choose import Explanation, explain, kernels  # noqa: E402  (the path above must be set first)
-from jaxgemm._dot_general import dot_general  # noqa: E402
-from jaxgemm._lowering import CpuFallbackWarning  # noqa: E402
-from jaxgemm._matmul import einsum, matmul  # noqa: E402
-from jaxgemm._version import __version__  # noqa: E402
+from jaxgemm._choose import Explanation, explain, kernels
+from jaxgemm._dot_general import dot_general
+from jaxgemm._lowering import CpuFallbackWarning
+from jaxgemm._matmul import einsum, matmul
+from jaxgemm._version import __version__
 
 __all__ = [
     "CpuFallbackWarning",

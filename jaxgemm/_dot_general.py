@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 from jaxgemm import _compat
 from jaxgemm._choose import Request, check_name, choose
+from jaxgemm._lowering import dot_general_aval
 from jaxgemm._plan import DimensionNumbers
 from jaxgemm._primitives import fused_gemm_p, gemm_p
 from jaxgemm._target import attached_gpu, target_sm
@@ -36,7 +37,8 @@ def canonical_dimension_numbers(dimension_numbers: Any, lhs_ndim: int, rhs_ndim:
         for d in dims:
             if not 0 <= d < ndim:
                 raise TypeError(
-                    f"dimension {d} of dimension_numbers={dimension_numbers!r} is out of range: {what} has {ndim} dimensions"
+                    f"dimension {d} of dimension_numbers={dimension_numbers!r} is out of range: {what} has {ndim} "
+                    "dimensions"
                 )
     return (groups[0], groups[1]), (groups[2], groups[3])
 
@@ -57,15 +59,13 @@ def bind(
     Checks a named kernel first, so that its error comes from the user's line.
     """
     check_name(kernel)
-    params: dict[str, Any] = dict(
-        dimension_numbers=dimension_numbers,
-        precision=_compat.canonical_precision(precision),
-        preferred_element_type=None if preferred_element_type is None else jnp.dtype(preferred_element_type),
-        out_sharding=out_sharding,
-    )
+    params: dict[str, Any] = {
+        "dimension_numbers": dimension_numbers,
+        "precision": _compat.canonical_precision(precision),
+        "preferred_element_type": None if preferred_element_type is None else jnp.dtype(preferred_element_type),
+        "out_sharding": out_sharding,
+    }
     if kernel is not None:
-        from jaxgemm._lowering import dot_general_aval
-
         out = dot_general_aval(jax.typeof(lhs), jax.typeof(rhs), **params)
         request = Request(
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (lhs, rhs, out)),

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.extend.core.primitives import dot_general_p
 from jax.interpreters import mlir
@@ -44,7 +45,7 @@ def composed(
     """A GEMM with an epilogue, written with ``dot(lhs, rhs, dimension_numbers=..., ...)`` and jax.numpy: the meaning
     of every fused kernel, and what runs where none can.
     """
-    params = dict(dimension_numbers=dimension_numbers, precision=precision, out_sharding=out_sharding)
+    params = {"dimension_numbers": dimension_numbers, "precision": precision, "out_sharding": out_sharding}
     if not bias and activation == NO_ACTIVATION:
         return dot(lhs, rhs, preferred_element_type=preferred_element_type, **params)
     out_dtype = jax.eval_shape(
@@ -119,7 +120,7 @@ def _lower_for_cuda(
     plan = request.plan()
     results = [out]
     if choice.workspace_bytes:
-        results.append(jax.core.ShapedArray((choice.workspace_bytes,), np.dtype(np.uint8)))
+        results.append(ShapedArray((choice.workspace_bytes,), np.dtype(np.uint8)))
     rule = jax.ffi.ffi_lowering(
         GEMM_TARGET,
         operand_layouts=[plan.lhs.minor_to_major, plan.rhs.minor_to_major] + [(0,)] * len(bias),

@@ -83,7 +83,8 @@ def matmul(
     lhs, rhs, weak = _operands(lhs, rhs, preferred_element_type)
     if lhs.ndim == 0 or rhs.ndim == 0:
         raise TypeError(
-            f"jaxgemm.matmul takes operands of one or more dimensions, got shapes {lhs.shape} and {rhs.shape}: use lhs * rhs"
+            f"jaxgemm.matmul takes operands of one or more dimensions, got shapes {lhs.shape} and {rhs.shape}: use "
+            "lhs * rhs"
         )
     rhs_k = max(rhs.ndim - 2, 0)
     if lhs.shape[-1] != rhs.shape[rhs_k]:

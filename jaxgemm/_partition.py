@@ -7,7 +7,6 @@ and a split contraction ends in one all-reduce: no operand is gathered that need
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +15,6 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgemm import _compat
 from jaxgemm._lowering import dot_general_aval, local_gemm_p
 from jaxgemm._plan import DimensionNumbers, free_dims
 
@@ -47,7 +45,7 @@ def _axes(entry: Any) -> Axes:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def _padded(spec: Sequence[Any], ndim: int) -> list[Axes]:
+def _padded(spec: Any, ndim: int) -> list[Axes]:
     return [_axes(entry) for entry in spec] + [()] * (ndim - len(spec))
 
 
@@ -139,7 +137,7 @@ def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
         specs = [_padded(jax.typeof(x).sharding.spec, x.ndim) for x in (lhs, rhs)]
         out_spec = _padded(out_aval.sharding.spec, len(out_f))
         axes, summed = _assign(out_f, out_spec, lhs_f, specs[0], rhs_f, specs[1], contracted, both=False)
-        in_specs = tuple(_spec(factors, axes) for factors in (lhs_f, rhs_f))
+        in_specs = _spec(lhs_f, axes), _spec(rhs_f, axes)
         lhs, rhs = (
             x if _padded(wanted, x.ndim) == have else jax.reshard(x, wanted)
             for x, have, wanted in zip((lhs, rhs), specs, in_specs, strict=True)

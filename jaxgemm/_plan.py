@@ -7,6 +7,7 @@ operand in another dimension order, which costs nothing if XLA's producer of the
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,7 +67,7 @@ def free_dims(ndim: int, contracting: Sequence[int], batch: Sequence[int]) -> Di
 
 
 def _is_run(dims: Dims) -> bool:
-    return all(b == a + 1 for a, b in zip(dims, dims[1:], strict=False))
+    return all(b == a + 1 for a, b in itertools.pairwise(dims))
 
 
 def _operand(ndim: int, batch: Dims, rows: Dims, cols: Dims) -> OperandPlan:

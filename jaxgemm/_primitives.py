@@ -18,7 +18,7 @@ from jaxgemm import _compat
 from jaxgemm._choose import Request
 from jaxgemm._lowering import composed, dot_general_aval, local_gemm_p
 from jaxgemm._partition import lower_partitioned
-from jaxgemm._plan import Dims, DimensionNumbers, free_dims
+from jaxgemm._plan import DimensionNumbers, Dims, free_dims
 
 gemm_p = Primitive("jaxgemm_gemm")
 fused_gemm_p = Primitive("jaxgemm_fused_gemm")

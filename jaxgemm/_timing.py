@@ -126,7 +126,7 @@ def compare(
 
 
 def find_cupti() -> Cupti | None:
-    """jaxlib's CUPTI functions, or None where there is no NVIDIA GPU or another profiler holds CUPTI."""
+    """Jaxlib's CUPTI functions, or None where there is no NVIDIA GPU or another profiler holds CUPTI."""
     if jax.default_backend() != "gpu":
         return None
     try:

@@ -26,8 +26,7 @@ def cuda_devices() -> list[jax.Device]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"gpu: {GPU_SKIP_REASON}; skipped, and counted, without one")
-    config.addinivalue_line("filterwarnings", "ignore::jaxgemm.CpuFallbackWarning")
+    config.addinivalue_line("filterwarnings", "ignore:jaxgemm has no kernels for")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

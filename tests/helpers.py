@@ -60,8 +60,9 @@ MATMUL_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 
 def integers(rng: np.random.Generator, shape: Sequence[int], dtype: Any = np.float32, bound: int = 8) -> jax.Array:
     """Random integers in (-bound, bound): their products and sums are exact in every dtype that the tests use."""
-    low = 0 if jnp.issubdtype(dtype, jnp.unsignedinteger) or dtype == bool else 1 - bound
-    values = rng.integers(low, 2 if dtype == bool else bound, tuple(shape))
+    boolean = jnp.issubdtype(dtype, jnp.bool_)
+    low = 0 if boolean or jnp.issubdtype(dtype, jnp.unsignedinteger) else 1 - bound
+    values = rng.integers(low, 2 if boolean else bound, tuple(shape))
     if jnp.issubdtype(dtype, jnp.complexfloating):
         values = values + 1j * rng.integers(low, bound, tuple(shape))
     return jnp.asarray(values, dtype)
@@ -100,7 +101,10 @@ def count_ops(text: str, op: str) -> int:
 
 
 def request(
-    lhs: jax.ShapeDtypeStruct, rhs: jax.ShapeDtypeStruct, dimension_numbers: Any = (((1,), (0,)), ((), ())), **kwargs: Any
+    lhs: jax.ShapeDtypeStruct,
+    rhs: jax.ShapeDtypeStruct,
+    dimension_numbers: Any = (((1,), (0,)), ((), ())),
+    **kwargs: Any,
 ) -> Request:
     """What the chooser is asked about a dot_general."""
     preferred = kwargs.pop("preferred_element_type", None)
@@ -121,17 +125,19 @@ def problem(m: int, n: int, k: int, **kwargs: Any) -> _core.Problem:
     lhs_sizes = [batch, m, k] if layout[0] == "N" else [batch, k, m]
     rhs_sizes = [batch, k, n] if layout[1] == "N" else [batch, n, k]
     plain, flipped = dims((0, 1, 2), (0,), (1,), (2,)), dims((0, 1, 2), (0,), (2,), (1,))
-    settings: dict[str, Any] = dict(
-        lhs_sizes=lhs_sizes, lhs_dims=plain if layout[0] == "N" else flipped,
-        rhs_sizes=rhs_sizes, rhs_dims=plain if layout[1] == "N" else flipped,
-        out_sizes=[batch, m, n], out_dims=plain,
-        lhs_dtype="float32", rhs_dtype="float32", out_dtype="float32",
-        precision="default", activation="none", has_bias=False, sm=90,
-    )  # fmt: skip
+    settings = {
+        "lhs_sizes": lhs_sizes, "lhs_dims": plain if layout[0] == "N" else flipped,
+        "rhs_sizes": rhs_sizes, "rhs_dims": plain if layout[1] == "N" else flipped,
+        "out_sizes": [batch, m, n], "out_dims": plain,
+        "lhs_dtype": "float32", "rhs_dtype": "float32", "out_dtype": "float32",
+        "precision": "default", "activation": "none", "has_bias": False, "sm": 90,
+    }  # fmt: skip
     return _core.Problem(**(settings | kwargs))
 
 
-def run_python(code: str, *, python_path: Sequence[Path | str] | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, *, python_path: Sequence[Path | str] | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Runs ``code`` in a fresh interpreter on the CPU, which sees this process's modules unless told otherwise."""
     path = os.pathsep.join(map(str, python_path if python_path is not None else [ROOT, *filter(None, sys.path)]))
     environment = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"} | env

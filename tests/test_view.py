@@ -64,12 +64,11 @@ def arrangements(rank: int) -> list[Groups]:
 def check(sizes: Sequence[int], order: Sequence[int], groups: Groups) -> bool:
     """Whether the arrangement is accepted, after comparing the verdict and every address with NumPy's."""
     where = addresses(sizes, order, groups)
-    try:
-        asked = lhs_problem(sizes, order, groups)
-    except ValueError as error:
-        assert not is_batch_of_matrices(where) or where.size == 0, (sizes, order, groups, str(error))
-        assert "in memory" in str(error) or "contiguous" in str(error)
+    if not is_batch_of_matrices(where):
+        with pytest.raises(ValueError, match=r"in memory|contiguous"):
+            lhs_problem(sizes, order, groups)
         return False
+    asked = lhs_problem(sizes, order, groups)
     assert (asked.batch, asked.m, asked.k) == where.shape
     if where.size:
         np.testing.assert_array_equal(view_addresses(asked), where, err_msg=f"{sizes} {order} {groups}")
@@ -139,7 +138,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("order negative", {"rhs_dims": ((0, -1), (), (0,), (1,))}, r"rhs: order \[0, -1\] is no permutation"),
     ("order short", {"lhs_dims": ((0,), (), (0,), (1,))}, r"lhs: order \[0\] does not list 2 dimensions"),
     ("order long", {"out_dims": ((0, 1, 2), (), (0,), (1,))}, r"out: order \[0, 1, 2\] is no permutation of 2"),
-    ("dimension used twice", {"lhs_dims": ((0, 1), (), (0, 1), (1,))}, r"lhs: dimension 1 is out of range or used twice"),
+    ("dimension used twice", {"lhs_dims": ((0, 1), (), (0, 1), (1,))}, r"lhs: dimension 1 is .* or used twice"),
     ("dimension out of range", {"lhs_dims": ((0, 1), (5,), (0,), (1,))}, r"lhs: dimension 5 is out of range"),
     ("dimension negative", {"rhs_dims": ((0, 1), (), (-1,), (1,))}, r"rhs: dimension -1 is out of range"),
     ("dimension without role", {"rhs_dims": ((0, 1), (), (0,), ())}, r"rhs: dimension 1 of shape \[4, 5\] has no role"),
@@ -155,9 +154,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "sentence"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
 def test_what_is_refused(change: dict[str, Any], sentence: str) -> None:
-    settings: dict[str, Any] = dict(
-        lhs_sizes=[3, 4], lhs_dims=PLAIN, rhs_sizes=[4, 5], rhs_dims=PLAIN, out_sizes=[3, 5], out_dims=PLAIN
-    )
+    settings: dict[str, Any] = {"lhs_sizes": [3, 4], "rhs_sizes": [4, 5], "out_sizes": [3, 5]}
+    settings |= dict.fromkeys(("lhs_dims", "rhs_dims", "out_dims"), PLAIN)
 
     def ask(**kwargs: Any) -> _core.Problem:
         return problem(0, 0, 0, **{n: dims(*v) if n.endswith("dims") else v for n, v in kwargs.items()})

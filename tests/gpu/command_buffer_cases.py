@@ -1,0 +1,64 @@
+"""Runs every kernel in one jitted function several times; test_determinism.py starts it with CUDA graphs turned on.
+
+``python command_buffer_cases.py DIRECTORY`` prints a line of JSON; XLA's dump is looked for in DIRECTORY/dump.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxgemm
+
+RUNS, TRACED_FROM = 8, 5
+
+
+@jax.jit
+def every_kernel(operands: dict[str, tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
+    """Two products by each kernel, the second of the first one's result, with a fusion in between."""
+    outs = []
+    for info in jaxgemm.kernels():
+        lhs, rhs = operands[info.dtypes[0][0]]
+        once = jaxgemm.matmul(lhs, rhs, kernel=info.name)
+        outs.append(jaxgemm.matmul(jnp.sign(once), rhs, activation="relu", kernel=info.name))
+    return outs
+
+
+def mentioned(directory: Path, *texts: bytes) -> bool:
+    """Whether any file below ``directory`` contains one of the texts, regardless of case."""
+    files = [path for path in directory.rglob("*") if path.is_file() and "debug_options" not in path.name]
+    return any(text in path.read_bytes().lower() for path in files for text in texts)
+
+
+def main(directory: Path) -> None:
+    rng = np.random.default_rng(0)
+    kept, exact_runs = [], 0  # what is kept alive forces the next inputs to other addresses
+    for run in range(RUNS):
+        lhs, rhs = rng.integers(-4, 5, (131, 75)), rng.integers(-3, 4, (75, 75))
+        operands = {
+            dtype: (jnp.asarray(lhs, dtype), jnp.asarray(rhs, dtype))
+            for dtype in {info.dtypes[0][0] for info in jaxgemm.kernels()}
+        }
+        kept.append(operands)
+        if run == TRACED_FROM:
+            jax.profiler.start_trace(str(directory / "trace"))
+        outs = jax.block_until_ready(every_kernel(operands))
+        expected = np.maximum(np.sign(lhs @ rhs) @ rhs, 0)
+        exact_runs += all(np.array_equal(np.asarray(out, np.float64), expected) for out in outs)
+    jax.profiler.stop_trace()
+    result = {
+        "runs": RUNS,
+        "exact_runs": exact_runs,
+        "graph_launch_traced": mentioned(directory / "trace", b"graphlaunch"),
+        "command_buffer_dumped": mentioned(directory / "dump", b"commandbuffer", b"command_buffer"),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,80 @@
+"""The same bits: run after run, from many threads, and from CUDA graphs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgemm
+from tests.gpu.support import KERNEL_IDS, KERNELS, normals, poison_free_memory
+
+pytestmark = pytest.mark.gpu
+
+_RUNS, _THREADS, _CALLS = 20, 8, 10
+
+
+def _gemm(info: Any) -> Any:
+    return jax.jit(lambda x, y: jaxgemm.matmul(x, y, kernel=info.name))
+
+
+@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
+def test_same_bits_run_after_run(info: Any, rng: np.random.Generator) -> None:
+    gemm, dtype = _gemm(info), info.dtypes[0][0]
+    lhs, rhs = jax.device_put((normals(rng, (515, 1031), dtype), normals(rng, (1031, 517), dtype)))
+    noise = jnp.ones((2048, 2048), jnp.float32)
+    poison_free_memory()
+    first = np.asarray(gemm(lhs, rhs)).tobytes()
+    outs = []
+    for i in range(_RUNS):
+        noise = noise * 0.5 + i  # other work on the same stream, and other memory for the next result
+        outs.append(gemm(lhs, rhs))
+    assert all(np.asarray(out).tobytes() == first for out in outs)
+
+
+@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
+def test_same_bits_from_many_threads(info: Any, rng: np.random.Generator) -> None:
+    """The very first call comes from all threads at once."""
+    gemm, dtype = _gemm(info), info.dtypes[0][0]
+    shapes = (165, 333), (333, 127)
+    operands = [tuple(jax.device_put(normals(rng, shape, dtype)) for shape in shapes) for _ in range(_THREADS)]
+    barrier = Barrier(_THREADS)
+
+    def work(index: int) -> list[bytes]:
+        barrier.wait()
+        return [np.asarray(gemm(*operands[index])).tobytes() for _ in range(_CALLS)]
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        results = list(pool.map(work, range(_THREADS)))
+    for index, outs in enumerate(results):
+        alone = np.asarray(gemm(*operands[index])).tobytes()
+        assert all(out == alone for out in outs)
+
+
+def test_command_buffers(tmp_path: Path) -> None:
+    """Every kernel inside CUDA graphs, whose inputs lie at new addresses in each launch."""
+    flags = (
+        "--xla_gpu_graph_min_graph_size=1 --xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL "
+        f"--xla_dump_to={tmp_path / 'dump'} --xla_dump_hlo_as_text"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    environment = os.environ | {"XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONPATH": path}
+    script = Path(__file__).with_name("command_buffer_cases.py")
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env=environment, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    seen = json.loads(ran.stdout.splitlines()[-1])
+    assert seen["runs"] == seen["exact_runs"] > 0
+    assert seen["graph_launch_traced"] or seen["command_buffer_dumped"], f"nothing was captured: {seen}"

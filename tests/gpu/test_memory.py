@@ -1,0 +1,219 @@
+"""What kernels touch: nothing outside their buffers, every element of their output; and sizes past 32 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgemm
+from tests.gpu.edge_shapes import BATCHES, LAYOUTS, Case, Shape, ragged_case
+from tests.gpu.native import attributes_of, batched_plan, device_view, raw_call, workspace_bytes
+from tests.gpu.support import (
+    KERNEL_DTYPE_IDS,
+    KERNEL_DTYPES,
+    KERNEL_IDS,
+    KERNELS,
+    DTypes,
+    assert_equal,
+    integers,
+    nan_bytes,
+    poison_free_memory,
+    precision_of,
+    rounded,
+)  # fmt: skip
+
+pytestmark = pytest.mark.gpu
+
+_REDZONE_BYTES = 4096
+_MAX_ALIGNMENT = 256
+# float32 and float16 arrays can be views of other arrays' memory; bfloat16 ones cannot.
+_VIEWABLE = {
+    info.name: (info, dtypes) for info, dtypes in reversed(KERNEL_DTYPES) if dtypes[0] in ("float32", "float16")
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
+def test_batches_and_workspace(info: Any, layout: str, rng: np.random.Generator) -> None:
+    """Every kind of batch kept a batch, output and workspace full of NaN, and a redzone behind the workspace."""
+    dtypes: DTypes = info.dtypes[0]
+    cases = [ragged_case(info, layout, batch) for batch in BATCHES]
+    plans = [batched_plan(case) for case in cases]
+    needed = [workspace_bytes(info.name, dtypes, case, plan) for case, plan in zip(cases, plans, strict=True)]
+    results = [
+        [jax.ShapeDtypeStruct(case.out_shape, dtypes[2])]
+        + ([jax.ShapeDtypeStruct((size + _REDZONE_BYTES,), np.uint8)] if size else [])
+        for case, size in zip(cases, needed, strict=True)
+    ]
+
+    def run(operands: Any, poison: Any) -> list[list[jax.Array]]:
+        return [
+            raw_call(result, xs, **attributes_of(plan, info.name))
+            for result, xs, plan in zip(results, operands, plans, strict=True)
+        ]
+
+    operands = [(integers(rng, c.lhs_shape, dtypes[0]), integers(rng, c.rhs_shape, dtypes[1])) for c in cases]
+    poison = jax.device_put([[nan_bytes(r.shape, r.dtype) for r in result] for result in results])
+    outs = jax.device_get(jax.jit(run, donate_argnums=1, keep_unused=True)(operands, poison))
+    for case, (lhs, rhs), out, size in zip(cases, operands, outs, needed, strict=True):
+        assert_equal(out[0], rounded(case.product(lhs, rhs), dtypes[2]), str(case))
+        assert not size or (out[1][size:] == 0xFF).all(), f"{case}: wrote past the workspace's {size} bytes"
+
+
+@pytest.mark.parametrize(("info", "dtypes"), list(_VIEWABLE.values()), ids=list(_VIEWABLE))
+def test_operands_inside_nan(info: Any, dtypes: DTypes, rng: np.random.Generator) -> None:
+    """Operands that lie in the middle of NaN, at addresses with no more alignment than XLA promises (16 bytes)."""
+    dtype = jnp.dtype(dtypes[0])
+    tile_m, tile_n, tile_k = info.cta_tile
+    shapes = [
+        Shape(tile_m + 3, tile_n + 5, 2 * tile_k + 3, "both"),
+        Shape(2 * tile_m, 2 * tile_n, (info.stages + 1) * max(tile_k, 16)),  # whole vectors and tiles
+    ]
+    cases = [Case(shape, layout) for shape in shapes for layout in LAYOUTS]
+
+    def run(operands: Any) -> list[jax.Array]:
+        return [
+            jaxgemm.dot_general(
+                lhs, rhs, case.dimension_numbers, precision=precision_of(dtypes[0]),
+                preferred_element_type=dtypes[2], kernel=info.name,
+            )
+            for case, (lhs, rhs) in zip(cases, operands, strict=True)
+        ]  # fmt: skip
+
+    run = jax.jit(run)
+    for offset in (16, _MAX_ALIGNMENT):
+        bases, views, originals = [], [], []
+        for case in cases:
+            pair = integers(rng, case.lhs_shape, dtypes[0]), integers(rng, case.rhs_shape, dtypes[1])
+            originals.append(pair)
+            inside = []
+            for x in pair:
+                memory = nan_bytes((2 * _REDZONE_BYTES + x.nbytes,), np.uint8)
+                first = _REDZONE_BYTES + offset
+                memory[first : first + x.nbytes] = np.frombuffer(x.tobytes(), np.uint8)
+                bases.append((jax.device_put(memory), memory))
+                inside.append(device_view(jax.block_until_ready(bases[-1][0]), first, x.shape, dtype))
+                assert inside[-1].unsafe_buffer_pointer() == bases[-1][0].unsafe_buffer_pointer() + first
+            views.append(tuple(inside))
+        outs = jax.device_get(run(views))
+        for case, (lhs, rhs), out in zip(cases, originals, outs, strict=True):
+            assert_equal(out, rounded(case.product(lhs, rhs), dtypes[2]), f"{case} at offset {offset}")
+        assert all((np.asarray(base) == memory).all() for base, memory in bases), "an operand's surroundings changed"
+
+
+@pytest.mark.parametrize(("info", "dtypes"), KERNEL_DTYPES, ids=KERNEL_DTYPE_IDS)
+def test_slices_of_nan_arrays(info: Any, dtypes: DTypes, rng: np.random.Generator) -> None:
+    """Operands that XLA cuts out of arrays of NaN, in place where it can: one layer of a stack, and a corner."""
+    m, n, k = (size + 8 for size in info.cta_tile)
+    lhs, rhs = integers(rng, (m, k), dtypes[0]), integers(rng, (k, n), dtypes[1])
+
+    def surrounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        stack = nan_bytes((3, *x.shape), x.dtype).copy()
+        stack[1] = x
+        wide = nan_bytes((x.shape[0] + 16, x.shape[1] + 16), x.dtype).copy()
+        wide[8:-8, 8:-8] = x
+        return stack, wide
+
+    def gemm(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jaxgemm.matmul(
+            x, y, precision=precision_of(dtypes[0]), preferred_element_type=dtypes[2], kernel=info.name
+        )
+
+    @jax.jit
+    def run(lhs_arrays: Any, rhs_arrays: Any, i: jax.Array) -> list[jax.Array]:
+        (lhs_stack, lhs_wide), (rhs_stack, rhs_wide) = lhs_arrays, rhs_arrays
+        return [
+            gemm(lhs_stack[1], rhs_stack[1]),
+            gemm(lhs_stack[i], rhs_stack[i]),
+            gemm(lhs_wide[8:-8, 8:-8], rhs_wide[8:-8, 8:-8]),
+        ]
+
+    poison_free_memory()
+    expected = rounded(lhs.astype(np.float64) @ rhs.astype(np.float64), dtypes[2])
+    for out in run(surrounded(lhs), surrounded(rhs), np.int32(1)):
+        assert_equal(np.asarray(out), expected, f"{m}x{n}x{k}")
+
+
+@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
+def test_empty(info: Any) -> None:
+    """K = 0 gives activation(bias), empty outputs are empty, and the next call works."""
+    dtype = info.dtypes[0][0]
+    bias = np.arange(-3, 4, dtype=np.float32)
+    empty = [((0, 5), (5, 7)), ((5, 6), (6, 0)), ((0, 0), (0, 0)), ((0, 3, 4), (0, 4, 5)), ((2, 3, 0), (2, 0, 0))]
+    zero_k = [((3, 0), (0, 7)), ((2, 3, 0), (2, 0, 7)), ((2, 3, 0), (0, 7))]
+
+    @jax.jit
+    def run(bias: jax.Array) -> Any:
+        def gemm(shapes: Any, **kwargs: Any) -> jax.Array:
+            return jaxgemm.matmul(*(jnp.ones(s, dtype) for s in shapes), kernel=info.name, **kwargs)
+
+        with_bias = [gemm(s, bias=bias, activation="relu") for s in zero_k]
+        return [gemm(s) for s in empty], [gemm(s) for s in zero_k], with_bias, gemm(((2, 3), (3, 4)))
+
+    poison_free_memory()
+    nothing, zeros, biases, last = jax.device_get(run(bias))
+    for (lhs, rhs), out in zip(empty, nothing, strict=True):
+        assert out.shape == np.matmul(np.ones(lhs), np.ones(rhs)).shape
+    assert all(not x.astype(np.float32).any() for x in zeros)
+    for x in biases:
+        np.testing.assert_array_equal(x.astype(np.float32), np.broadcast_to(np.maximum(bias, 0), x.shape))
+    np.testing.assert_array_equal(last.astype(np.float32), np.full((2, 4), 3))
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+_BY_DTYPE = {
+    dtype: [info.name for info in KERNELS if (dtype, dtype, dtype) in info.dtypes]
+    for dtype in ("float32", "float16", "bfloat16")
+}
+_FAMILIES = {info.family: info for info in KERNELS}  # the last configuration of each
+
+
+@pytest.mark.parametrize("dtype", _BY_DTYPE)
+@pytest.mark.parametrize("shapes", [((70001, 3, 5), (70001, 5, 4)), ((1100003, 4), (4, 3)), ((3, 4), (4, 1100003))])
+def test_many_tiles(shapes: tuple[Any, Any], dtype: str, rng: np.random.Generator) -> None:
+    """More than 65535 batches, and more than a million rows or columns."""
+    names = _BY_DTYPE[dtype]
+    lhs, rhs = (integers(rng, shape, dtype) for shape in shapes)
+    expected = rounded(np.matmul(lhs.astype(np.float64), rhs.astype(np.float64)), dtype)
+    outs = jax.jit(lambda x, y: [jaxgemm.matmul(x, y, kernel=name) for name in names])(lhs, rhs)
+    for name, out in zip(names, outs, strict=True):
+        assert_equal(np.asarray(out), expected, name)
+
+
+def _pattern(rows: np.ndarray | jax.Array, cols: np.ndarray | jax.Array) -> Any:
+    """Small integers that no two neighbouring rows or columns share, from indices."""
+    return (rows[:, None] % 251 * 7 + cols[None, :] % 241 * 3 + rows[:, None] // 4093) % 5 - 2
+
+
+def _generated(shape: tuple[int, int], dtype: str) -> Callable[[], jax.Array]:
+    return jax.jit(
+        lambda: _pattern(jnp.arange(shape[0], dtype=jnp.int32), jnp.arange(shape[1], dtype=jnp.int32)).astype(dtype)
+    )
+
+
+@pytest.mark.xdist_group("large")
+@pytest.mark.parametrize(("m", "n", "k"), [(65536, 32776, 8), (1050000, 8, 2056)], ids=["out", "lhs"])
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_more_than_2_to_31_elements(family: str, m: int, n: int, k: int) -> None:
+    info = _FAMILIES[family]
+    dtype = "float32" if ("float32",) * 3 in info.dtypes else "bfloat16"
+    lhs, rhs = _generated((m, k), dtype)(), _generated((k, n), dtype)()
+    assert max(lhs.size, m * n) > 2**31
+    chosen = np.array([0, 1, m // 2 + 1, 2**31 // max(n, k) - 1, 2**31 // max(n, k) + 1, m - 2, m - 1])
+    columns = np.unique(np.linspace(0, n - 1, 4001).astype(np.int64))
+
+    def run(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        out = jaxgemm.matmul(x, y, kernel=info.name)
+        return out[chosen][:, columns], jnp.isnan(out).any()
+
+    poison_free_memory()
+    out, any_nan = jax.jit(run)(lhs, rhs)
+    expected = _pattern(chosen, np.arange(k)).astype(np.float64) @ _pattern(np.arange(k), columns)
+    assert_equal(np.asarray(out), rounded(expected, dtype), info.name)
+    assert not any_nan

@@ -1,0 +1,249 @@
+"""jaxgemm/_choose.py and cuda/select.cc: which kernel runs, and the sentences that say why not."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxgemm
+from jaxgemm._choose import choose
+from jaxgemm._native import _core
+from jaxgemm._target import PORTABLE_SM
+from tests.helpers import FAMILIES, KERNEL_NAMES, cuda_text, problem, request, struct
+
+DTYPES = sorted({row for info in _core.kernels() for row in info.dtypes})
+SIZES = [0, 1, 2, 7, 15, 16, 17, 31, 64, 100, 127, 128, 129, 1000, 1024, 4095, 4096, 8192]
+
+
+def random_problem(rng: np.random.Generator) -> _core.Problem:
+    lhs, rhs, out = DTYPES[rng.integers(len(DTYPES))]
+    m, n, k = (int(s) for s in rng.choice(SIZES, 3))
+    return problem(
+        m, n, k, batch=int(rng.choice([0, 1, 2, 64])), layout=str(rng.choice(["NN", "NT", "TN", "TT"])),
+        lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out, precision=str(rng.choice(_core.precisions())),
+        activation=str(rng.choice(_core.activations())), has_bias=bool(rng.integers(2)),
+        sm=int(rng.choice([80, 86, 89, 90, 100, 103, 120])),
+    )  # fmt: skip
+
+
+def test_select_is_total_and_right(rng: np.random.Generator) -> None:
+    for _ in range(5000):
+        asked = random_problem(rng)
+        able = [name for name in KERNEL_NAMES if not _core.why_not(name, asked)]
+        name = _core.select(asked)
+        assert able, f"the first rungs take everything, not {asked}"
+        assert name in able
+        assert name == _core.select(asked)
+        last_family = max((n.split(":")[0] for n in able), key=FAMILIES.index)
+        assert name.startswith(last_family + ":"), "the latest rung that can"
+        for family in FAMILIES:
+            named = _core.select(asked, family)
+            assert named in [n for n in able if n.startswith(family + ":")] or (
+                not named and not any(n.startswith(family + ":") for n in able)
+            )
+
+
+def test_select_without_any_able_kernel() -> None:
+    assert _core.select(problem(8, 8, 8, sm=75)) == ""
+    assert _core.select(problem(8, 8, 8, lhs_dtype="float8_e4m3fn")) == ""
+    assert _core.select(problem(8, 8, 8), "nothing") == ""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_choose_is_deterministic_and_says_why(dtype: str) -> None:
+    asked = request(struct((100, 200), dtype), struct((200, 300), dtype))
+    first = choose(asked, None, 90)
+    assert first == choose(asked, None, 90)
+    assert first.kernel in KERNEL_NAMES
+    assert "ladder" in first.reason
+    assert choose(asked, first.kernel, 90) == choose(asked, first.kernel, 90)
+    assert choose(asked, first.kernel, 90).reason == "named by the caller"
+    family = first.kernel.split(":")[0]
+    assert choose(asked, family, 90).kernel == first.kernel
+    assert choose(asked, family, 90).workspace_bytes == first.workspace_bytes
+
+
+@pytest.mark.parametrize("name", KERNEL_NAMES + FAMILIES)
+def test_a_named_kernel_runs_or_raises(name: str) -> None:
+    taken = 0
+    for dtype in ("float32", "bfloat16", "float16"):
+        asked = request(struct((24, 40), dtype), struct((40, 8), dtype))
+        try:
+            choice = choose(asked, name, 90)
+        except ValueError as error:
+            text = str(error)
+            assert f"kernel={name!r} cannot run {dtype} x {dtype} -> {dtype}, M=24 N=8 K=40" in text
+            assert "does not multiply" in text
+            assert "kernels that can: " in text
+            assert all(can in KERNEL_NAMES for can in text.split("kernels that can: ")[1].rstrip(".").split(", "))
+        else:
+            taken += 1
+            assert choice.kernel == name or choice.kernel.startswith(name + ":")
+    assert taken >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("navie", "naive"),
+        ("wmma_tild", "wmma_tiled"),
+        ("register_tiled:128x128x9", "register_tiled:128x128"),
+        ("", None),
+    ],
+)
+def test_an_unknown_kernel_is_named_with_a_suggestion(name: str, hint: str | None) -> None:
+    x = jnp.ones((2, 2))
+    calls = [
+        lambda: jaxgemm.matmul(x, x, kernel=name),
+        lambda: jaxgemm.dot_general(x, x, (((1,), (0,)), ((), ())), kernel=name),
+        lambda: jaxgemm.einsum("ij,jk", x, x, kernel=name),
+        lambda: jaxgemm.explain(x, x, kernel=name),
+        lambda: jaxgemm.matmul(x, x, kernel=name, activation="relu"),
+        lambda: jax.jit(functools.partial(jaxgemm.matmul, kernel=name))(x, x),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="none of this build's kernels") as caught:
+            call()
+        assert repr(name) in str(caught.value)
+        assert all(known in str(caught.value) for known in FAMILIES + KERNEL_NAMES)
+        assert ("Did you mean" in str(caught.value)) == (hint is not None)
+        assert hint is None or f"Did you mean '{hint}" in str(caught.value)
+
+
+def test_a_kernel_that_is_no_string() -> None:
+    with pytest.raises(ValueError, match="kernel=3 is none of this build's kernels"):
+        jaxgemm.matmul(jnp.ones((2, 2)), jnp.ones((2, 2)), kernel=3)  # type: ignore[arg-type]
+
+
+def test_a_problem_beyond_the_grid() -> None:
+    lhs, rhs = struct((2**24, 1)), struct((1, 2**24))
+    for name in ("naive", "register_tiled", "register_tiled:128x128x8"):
+        with pytest.raises(ValueError, match=r"M=16777216 N=16777216 .* is more than 2147483647 CTA tiles of"):
+            jaxgemm.explain(lhs, rhs, kernel=name)
+    explanation = jaxgemm.explain(lhs, rhs)
+    assert explanation.kernel is None
+    assert "no kernel takes" in explanation.reason
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "int32", "bool", "uint8"])
+def test_dtypes_without_a_kernel(dtype: str) -> None:
+    if dtype == "float64":
+        asked = request(struct((4, 5), jnp.float16), struct((5, 6), jnp.float32))
+        what = "float16 x float32"
+    else:
+        asked = request(struct((4, 5), dtype), struct((5, 6), dtype))
+        what = dtype
+    choice = choose(asked, None, 90)
+    assert choice.kernel is None
+    assert choice.workspace_bytes == 0
+    with pytest.raises(ValueError, match="kernel='naive' cannot run") as caught:
+        choose(asked, "naive", 90)
+    assert what in str(caught.value)
+
+
+def test_precision() -> None:
+    for dtype in ("float32", "bfloat16"):
+        asked = functools.partial(request, struct((4, 5), dtype), struct((5, 6), dtype))
+        assert choose(asked(), None, 90).precision == "default"
+        assert choose(asked(precision=(lax.Precision.DEFAULT,) * 2), None, 90).precision == "default"
+        for high in (lax.Precision.HIGH, lax.Precision.HIGHEST):
+            assert choose(asked(precision=(lax.Precision.DEFAULT, high)), None, 90).precision == "highest"
+        assert choose(asked(precision=lax.DotAlgorithmPreset.DEFAULT), None, 90).precision == "default"
+    f32 = functools.partial(request, struct((4, 5)), struct((5, 6)))
+    assert choose(f32(precision=lax.DotAlgorithmPreset.F32_F32_F32), None, 90).precision == "highest"
+    for preset in (lax.DotAlgorithmPreset.BF16_BF16_F32_X3, lax.DotAlgorithmPreset.F64_F64_F64):
+        assert choose(f32(precision=preset), None, 90).kernel is None
+        with pytest.raises(ValueError, match="no kernel promises precision="):
+            choose(f32(precision=preset), "naive", 90)
+
+
+def test_an_old_gpu_is_refused_when_a_program_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxgemm._target.attached_gpu", lambda: (75, "Tesla T4"))
+    x = jnp.ones((4, 4))
+    with pytest.raises(RuntimeError, match=r"jaxgemm needs a GPU of compute capability 8.0 or newer, Tesla T4 has 7.5"):
+        cuda_text(jaxgemm.matmul, x, x)
+    with pytest.raises(RuntimeError, match=r"use jnp.matmul on this machine"):
+        jaxgemm.explain(x, x)
+
+
+def test_a_kernel_is_named_at_once_where_a_gpu_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("_target", "_dot_general"):
+        monkeypatch.setattr(f"jaxgemm.{module}.attached_gpu", lambda: (90, "NVIDIA H200"))
+    with pytest.raises(ValueError, match="kernel='wmma_naive' cannot run float32 x float32 -> float32"):
+        jax.make_jaxpr(functools.partial(jaxgemm.matmul, kernel="wmma_naive"))(jnp.ones((4, 4)), jnp.ones((4, 4)))
+    assert "sm_90" in jaxgemm.explain(jnp.ones((4, 4)), jnp.ones((4, 4))).problem
+
+
+EXPLAINED: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any], str]] = [
+    ("matrices", (3, 4), (4, 5), {}, "M=3 N=5 K=4 batch=1 NN"),
+    ("vectors", (4,), (4,), {}, "M=1 N=1 K=4 batch=1"),
+    ("vector and matrix", (4,), (4, 5), {}, "M=1 N=5 K=4 batch=1"),
+    ("matrix and vector", (3, 4), (4,), {}, "M=3 N=1 K=4 batch=1"),
+    ("batch", (7, 3, 4), (7, 4, 5), {}, "M=3 N=5 K=4 batch=7 NN"),
+    ("shared rhs", (7, 3, 4), (4, 5), {}, "M=21 N=5 K=4 batch=1 NN"),
+    ("shared lhs", (3, 4), (7, 4, 5), {}, "M=3 N=5 K=4 batch=7 NN"),
+    ("fused", (3, 4), (4, 5), {"bias": np.ones(5, np.float32), "activation": "gelu"}, "M=3 N=5 K=4 batch=1 NN"),
+    ("empty", (0, 4), (4, 5), {}, "M=0 N=5 K=4 batch=1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lhs", "rhs", "kwargs", "text"), [e[1:] for e in EXPLAINED], ids=[e[0] for e in EXPLAINED])
+def test_explain(lhs: tuple[int, ...], rhs: tuple[int, ...], kwargs: dict[str, Any], text: str) -> None:
+    said = jaxgemm.explain(struct(lhs, jnp.bfloat16), jnp.ones(rhs, jnp.bfloat16), **kwargs)
+    assert isinstance(said, jaxgemm.Explanation)
+    assert text in said.problem
+    assert said.problem.endswith(f"on sm_{PORTABLE_SM}")
+    assert list(said.candidates) == KERNEL_NAMES
+    assert said.candidates[said.kernel] == ""
+    assert "does not multiply bfloat16" in said.candidates["naive:32x32x1"]
+    lines = str(said).splitlines()
+    assert lines[0] == said.problem
+    assert lines[1] == f"  runs {said.kernel}: {said.reason}"
+    assert len(lines) == 1 + len(KERNEL_NAMES)
+    assert any(line.endswith(": could run") for line in lines)
+
+
+def test_explain_other_functions_and_fallback() -> None:
+    x, y = struct((3, 4)), struct((5, 4))
+    dot = jaxgemm.explain(x, y, function=jaxgemm.dot_general, dimension_numbers=(((1,), (1,)), ((), ())))
+    assert "M=3 N=5 K=4 batch=1 NT" in dot.problem
+    einsum = jaxgemm.explain(x, y, function=functools.partial(jaxgemm.einsum, "mk,nk->mn"))
+    assert "M=3 N=5 K=4 batch=1 NT" in einsum.problem
+    inside = jaxgemm.explain(x, y, function=jax.jit(lambda a, b: jaxgemm.matmul(a, b.T)))
+    assert "M=3 N=5 K=4 batch=1 NN" in inside.problem
+    integers = jaxgemm.explain(struct((3, 4), np.int32), struct((4, 5), np.int32))
+    assert integers.kernel is None
+    assert "runs XLA dot: lhs is int32" not in integers.reason
+    assert set(integers.candidates) == set(KERNEL_NAMES)
+    assert all(integers.candidates.values())
+    with pytest.raises(ValueError, match="binds no GEMM of jaxgemm"):
+        jaxgemm.explain(x, y, function=lambda a, b: a.sum() + b.sum())
+    with pytest.raises(TypeError, match="cannot contract"):
+        jaxgemm.explain(x, y)
+
+
+def test_explain_and_the_lowered_program_agree() -> None:
+    for m, n, k, dtype in [(4, 4, 4, "float32"), (4096, 4096, 4096, "bfloat16"), (33, 77, 129, "float16")]:
+        x, y = struct((m, k), dtype), struct((k, n), dtype)
+        assert f'kernel = "{jaxgemm.explain(x, y).kernel}"' in cuda_text(jaxgemm.matmul, x, y)
+
+
+def test_symbolic_shapes_take_no_kernel_with_a_workspace() -> None:
+    (m,) = jax.export.symbolic_shape("m")
+    asked = request(struct((m, 64), jnp.bfloat16), struct((64, 48), jnp.bfloat16))
+    assert asked.symbolic
+    choice = choose(asked, None, 90)
+    assert choice.workspace_bytes == 0
+    nominal = problem(127, 48, 64, lhs_dtype="bfloat16", rhs_dtype="bfloat16", out_dtype="bfloat16")
+    needy = [n for n in KERNEL_NAMES if not _core.why_not(n, nominal) and _core.workspace_bytes(n, nominal)]
+    assert choice.kernel not in needy
+    for name in needy:
+        with pytest.raises(ValueError, match="needs a workspace, whose size symbolic dimensions do not give"):
+            choose(asked, name, 90)
+    assert "wmma_naive:16x16x16" in needy

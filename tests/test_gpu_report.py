@@ -1,0 +1,56 @@
+"""The committed report of the GPU tests is whole and clean; whether it is of these very sources is printed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.trees import evidence_trees
+from jaxgemm._native import _core
+from tests.gpu.report import REPORT, SANITIZERS, gpu_test_files, kernel_names
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    if not REPORT.exists():
+        pytest.fail(f"{REPORT.name} is missing: on a machine with a GPU, `python -m pytest tests/gpu --gpu-report`")
+    return json.loads(REPORT.read_text())
+
+
+def test_says_where_it_comes_from(report: dict[str, Any]) -> None:
+    for name in ("device", "driver", "cuda", "jax", "date", "source_hash"):
+        assert isinstance(report[name], str)
+        assert report[name] not in ("", "unknown"), name
+    assert "cpu" not in report["device"].lower()
+    assert report["trees"].keys() == evidence_trees().keys()
+
+
+def test_every_file_passed_without_a_skip(report: dict[str, Any]) -> None:
+    assert set(report["files"]) == gpu_test_files()
+    for file, counts in report["files"].items():
+        assert counts["passed"] > 0, file
+        assert counts["failed"] == counts["skipped"] == 0, file
+
+
+def test_every_kernel_is_within_its_bound(report: dict[str, Any]) -> None:
+    assert set(report["max_err_over_bound"]) == set(kernel_names())
+    for kernel, ratio in report["max_err_over_bound"].items():
+        assert 0 < ratio < 1, kernel
+
+
+def test_sanitizers_are_clean(report: dict[str, Any]) -> None:
+    assert set(report["sanitizers"]) == set(SANITIZERS)
+    for tool, result in report["sanitizers"].items():
+        assert result == {"errors": 0, "planted_defect_found": True}, tool
+
+
+def test_sources_are_compared(report: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints; a report of older sources is told, not refused, since no GPU is here to make another."""
+    here = {**evidence_trees(), "binary": _core.source_hash()}
+    there = {**report["trees"], "binary": report["source_hash"]}
+    other = [name for name in here if here[name] != there[name]]
+    with capsys.disabled():
+        verdict = f"differs from this tree in {', '.join(other)}" if other else "is of this very tree"
+        print(f"\n{REPORT.name} of {report['date']} ({report['device']}) {verdict}")

@@ -1,0 +1,93 @@
+"""cuda/ffi/gemm_ffi.cc: a custom call with corrupted attributes or buffers returns an error, never a crash."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.handler_calls import listed
+from tests.helpers import run_python
+
+CORRUPTIONS = 300
+NAMES = [name for name, _ in listed()]
+
+# What the error of each listed call must say; "" for those that the handler accepts.
+EXPECTED = {
+    "good": "",
+    "good with workspace": "",
+    "good with bias": "",
+    "kernel": "no kernel is called 'fast'; this build has naive:32x32x1, ",
+    "family is no kernel": "no kernel is called 'naive'; this build has",
+    "empty kernel": "no kernel is called ''; this build has",
+    "old GPU": "kernel 'naive:32x32x1' needs a GPU of sm_80 or newer, this one is sm_75",
+    "precision": "no precision is called 'medium'",
+    "activation": "no activation is called 'tanh'",
+    "kernel of another dtype": "kernel 'wmma_naive:16x16x16' does not multiply float32 x float32 -> float32; it takes",
+    "kernel is a number": "Failed to decode all FFI handler operands",
+    "dims is a number": "Failed to decode all FFI handler operands",
+    "dims of 32 bits": "Failed to decode all FFI handler operands",
+    "dims lack a group": "Failed to decode all FFI handler operands",
+    "no kernel": "Failed to decode all FFI handler operands|Wrong number of attributes",
+    "no dims": "Failed to decode all FFI handler operands|Wrong number of attributes",
+    "order too large": "lhs: order [0, 7] is no permutation of 2 dimensions",
+    "order huge": "rhs: order [0, 4611686018427387904] is no permutation of 2 dimensions",
+    "order negative": "rhs: order [-9223372036854775808, 1] is no permutation of 2 dimensions",
+    "order short": "lhs: order [0] does not list 2 dimensions",
+    "order empty": "out: order [] does not list 2 dimensions",
+    "order twice": "lhs: order [1, 1] is no permutation of 2 dimensions",
+    "dimension twice": "lhs: dimension 0 is out of range or used twice, the shape is [4, 5]",
+    "dimension huge": "lhs: dimension 4611686018427387904 is out of range or used twice",
+    "dimension without role": "rhs: dimension 1 of shape [5, 6] has no role",
+    "wrong K": "lhs 4x5 times rhs 7x6 does not give out 4x6",
+    "wrong M": "lhs 4x5 times rhs 5x6 does not give out 3x6",
+    "wrong N": "lhs 4x5 times rhs 5x6 does not give out 4x7",
+    "wrong rank": "out: order [0, 1] is no permutation of 1 dimensions",
+    "transposed out": "out is not row-major",
+    "dtype of lhs": "the dtype of lhs, rhs or out is not one of its own",
+    "dtype of out": "does not multiply float32 x float32 -> bfloat16; it takes float32 x float32 -> float32",
+    "no operands": "takes 2 or 3 operands and 1 or 2 results, got 0 and 1",
+    "one operand": "takes 2 or 3 operands and 1 or 2 results, got 1 and 1",
+    "four operands": "takes 2 or 3 operands and 1 or 2 results, got 4 and 1",
+    "three results": "takes 2 or 3 operands and 1 or 2 results, got 2 and 3",
+    "short bias": "bias is not a float32 vector of N=6 elements",
+    "bias of another dtype": "bias is not a float32 vector of N=6 elements",
+    "no workspace": "kernel 'wmma_naive:16x16x16' needs ",
+    "small workspace": "bytes of workspace, got 256",
+    "workspace of another dtype": "bytes of workspace, got 0",
+    "good after all": "",
+}
+
+
+@pytest.fixture(scope="module")
+def calls() -> dict[Any, dict[str, Any]]:
+    """The calls' outcomes, by name or number."""
+    done = run_python(f"from tests.handler_calls import main; main({CORRUPTIONS})")
+    assert done.returncode == 0, f"the process died with {done.returncode}: {done.stdout[-500:]} {done.stderr[-3000:]}"
+    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+def test_every_listed_call_has_an_expectation() -> None:
+    assert list(EXPECTED) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_listed_call(name: str, calls: dict[Any, dict[str, Any]]) -> None:
+    error = calls[name]["error"]
+    if not EXPECTED[name]:
+        assert error == ""
+    else:
+        assert error.startswith("INVALID_ARGUMENT: ")
+        assert any(text in error for text in EXPECTED[name].split("|")), error
+
+
+def test_random_corruptions(calls: dict[Any, dict[str, Any]]) -> None:
+    outcomes = [calls[number] for number in range(CORRUPTIONS)]
+    refused = [line for line in outcomes if line["error"]]
+    assert len(refused) > 0.6 * CORRUPTIONS
+    assert len({line["error"] for line in refused}) > 50
+    for line in outcomes:
+        assert not line["error"] or line["error"].startswith("INVALID_ARGUMENT: "), line
+        assert line["inside"], f"accepted, though a kernel would leave its buffers: {line['call']}"
+        assert line["good"] == "", "a good call works after a refused one"

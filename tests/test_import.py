@@ -1,0 +1,93 @@
+"""jaxgemm/__init__.py and _native.py: importing the package, from a checkout, incomplete, and without side effects."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jaxgemm._native import _core
+from tests.helpers import ROOT, run_python
+
+CORE = Path(_core.__file__)
+
+# Forgets every jaxgemm but those of the folders that a test names: a real installation, editable or not, is no help.
+FORGET_INSTALLED = (
+    "import glob, os, sys\n"
+    "sys.meta_path = [f for f in sys.meta_path if getattr(f, '__module__', '').startswith('_frozen_importlib') "
+    "or 'BuiltinImporter' in repr(f) or 'FrozenImporter' in repr(f)]\n"
+    "sys.path = [p for p in sys.path if p in os.environ['ALLOWED'].split(os.pathsep) "
+    "or not os.path.isdir(os.path.join(p or '.', 'jaxgemm'))]\n"
+)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with the package's Python files and no compiled module."""
+    shutil.copytree(
+        ROOT / "jaxgemm", tmp_path / "source" / "jaxgemm", ignore=shutil.ignore_patterns("_core*", "__pycache__")
+    )
+    return tmp_path / "source"
+
+
+def test_a_checkout_finds_the_compiled_module_of_the_installed_package(checkout: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
+    shutil.copytree(checkout / "jaxgemm", installed / "jaxgemm")
+    shutil.copy(CORE, installed / "jaxgemm")
+    done = run_python(
+        FORGET_INSTALLED + "import jaxgemm\nfrom jaxgemm import _core\n"
+        "print(jaxgemm.__file__, _core.__file__, len(jaxgemm.kernels()))",
+        python_path=[checkout, installed],
+        ALLOWED=f"{checkout}:{installed}",
+    )
+    assert done.returncode == 0, done.stderr
+    package, core, kernels = done.stdout.split()
+    assert Path(package) == checkout / "jaxgemm" / "__init__.py"
+    assert Path(core) == installed / "jaxgemm" / CORE.name
+    assert int(kernels) >= 5
+
+
+def test_without_the_compiled_module_the_error_has_a_remedy(checkout: Path) -> None:
+    done = run_python(FORGET_INSTALLED + "import jaxgemm", python_path=[checkout], ALLOWED=str(checkout))
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: jaxgemm's compiled module jaxgemm._core cannot be imported (")
+    assert "Build and install it with `python -m pip install .` in jaxgemm's source folder." in last
+
+
+def test_a_broken_compiled_module_is_named(checkout: Path) -> None:
+    (checkout / "jaxgemm" / CORE.name).write_bytes(b"no library")
+    done = run_python(FORGET_INSTALLED + "import jaxgemm", python_path=[checkout], ALLOWED=str(checkout))
+    assert done.returncode == 1
+    assert "ImportError: jaxgemm's compiled module jaxgemm._core cannot be imported (" in done.stderr
+    assert CORE.name in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_compiled_module_of_other_activations_is_refused(checkout: Path) -> None:
+    epilogue = checkout / "jaxgemm" / "_epilogue.py"
+    epilogue.write_text(epilogue.read_text().replace('    "silu": jax.nn.silu,\n', ""))
+    shutil.copy(CORE, checkout / "jaxgemm")
+    done = run_python(FORGET_INSTALLED + "import jaxgemm", python_path=[checkout], ALLOWED=str(checkout))
+    assert done.returncode == 1
+    assert "install jaxgemm again from one source" in done.stderr.strip().splitlines()[-1]
+
+
+def test_importing_starts_no_backend() -> None:
+    done = run_python(
+        "import jax, jaxgemm\njaxgemm.kernels()\nprint('imported')\njax.devices()",
+        JAX_PLATFORMS="no_such_platform",
+    )
+    assert done.stdout == "imported\n", done.stderr
+    assert done.returncode == 1, "a backend cannot start here, so none has been started before"
+    assert "no_such_platform" in done.stderr
+
+
+def test_importing_imports_no_optional_package() -> None:
+    done = run_python(
+        "import sys\nimport jax\nimport jax.experimental.custom_partitioning\njaxs = set(sys.modules)\n"
+        "import jaxgemm\nprint(*{m.split('.')[0] for m in set(sys.modules) - jaxs})"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "jaxgemm" in done.stdout.split()
+    assert not {"rich", "matplotlib", "flatbuffers", "pytest", "scipy", "torch"} & set(done.stdout.split())
