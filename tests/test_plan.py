@@ -150,6 +150,12 @@ def test_no_operand_is_relaid_without_need(lhs_ndim: int, rhs_ndim: int, rng: np
         )
         plan = make_plan(*arrangement)
         assert plan.lhs.relaid + plan.rhs.relaid == best, arrangement
+        for operand in (plan.lhs, plan.rhs):
+            last = len(operand.order) - 1
+            if operand.relaid and last not in operand.batch:
+                # What must move keeps its fastest index the fastest: the copy then reads and writes whole lines.
+                fast = operand.rows if last in operand.rows else operand.cols
+                assert operand.order[-len(fast) :] == fast, arrangement
 
 
 # (what, lhs_ndim, rhs_ndim, dimension_numbers, layout, batch, with sizes b=2 m=3 k=4 n=5)

@@ -225,6 +225,17 @@ def test_vmap_over_a_sharded_axis(kind: AxisType, rng: np.random.Generator) -> N
         assert collectives(jax.vmap(jaxgemm.matmul, **names), *pair) == {}
 
 
+def test_vmap_of_a_given_out_sharding(rng: np.random.Generator) -> None:
+    mesh = mesh_of(AxisType.Explicit)
+    x, y = integers(rng, (8, 4, 6)), integers(rng, (6, 4))
+    with jax.set_mesh(mesh):
+        dot = functools.partial(jaxgemm.dot_general, dimension_numbers=MATRICES, out_sharding=P("y", None))
+        mapped = jax.jit(jax.vmap(dot, (0, None)))
+        out = mapped(put(mesh, x, P("x", "y", None)), put(mesh, y, P(None, None)))
+        assert jax.typeof(out).sharding.spec == P("x", "y", None)
+    assert_same(np.asarray(out), np.asarray(x @ y))
+
+
 def test_explicit_axes_follow_the_rules_of_lax(rng: np.random.Generator) -> None:
     mesh = mesh_of(AxisType.Explicit)
     x, y = integers(rng, (16, 24)), integers(rng, (24, 8))

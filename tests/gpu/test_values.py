@@ -77,7 +77,7 @@ def _hard_cases(dtypes: DTypes) -> list[tuple[np.ndarray, np.ndarray]]:
         (rows(*[4096, 1, -4096, 0] * 256), ones((1024, 7))),  # cancellation
         (rows(300, 300, -300, -300, 7), np.outer([300, 300, 300, 300, 1], [1, 1, -1, 1, 1, 1])),  # float32 sums
     ]
-    if dtypes[0] != "float32":  # results half-way between two numbers of a narrow dtype
+    if dtypes[2] != "float32":  # results half-way between two numbers of a narrow dtype, which float32 holds
         cases.append((np.array([[1, ties], [-1, -ties], [1, -ties / 2]]), np.array([[1, 1, 1, 1], [1, 3, 5, 0]])))
     if dtypes[0] == "float16":
         # 65504, 65519 (rounds to it), 65520 (rounds to infinity), 65536, and their negatives.
