@@ -23,9 +23,12 @@ __global__ void initcheck_kernel(float* out) { out[threadIdx.x] += 1.0f; }  // n
 __global__ void synccheck_kernel(float* out) {
   __shared__ float s_values[kThreads];
   s_values[threadIdx.x] = out[threadIdx.x];
-  if (threadIdx.x < kThreads - 16) {
-    __syncthreads();  // half a warp stays away
-    out[threadIdx.x] = s_values[(threadIdx.x + 1) % (kThreads - 16)];
+  if (threadIdx.x % 32 < 16) {  // the halves of a warp meet at different barriers
+    __syncthreads();
+    out[threadIdx.x] = s_values[kThreads - 1 - threadIdx.x];
+  } else {
+    __syncthreads();
+    out[threadIdx.x] = s_values[kThreads - 1 - threadIdx.x] + 1.0f;
   }
 }
 
