@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -82,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not _main_job.on_gpu():
         console.print(
             "No CUDA GPU here: jaxgemm runs on XLA's own dot, and its "
-            f"{len(environment['kernels'])} CUDA kernels ({', '.join(environment['kernels'])}) rest."
+            f"{len(environment['kernels'])} CUDA kernels ({', '.join(environment['kernels'])}) rest. If this machine "
+            "has an NVIDIA GPU, give JAX its CUDA support: python -m pip install 'jax[cuda13]'.",
+            markup=False,
         )
     total = sum(len(names) for _, names in _main_job.kernel_groups()) + len(arguments.tokens)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -102,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress.update(task, description="checking and timing a Llama-3-8B block")
             collect(_main_job.measure_layer(tuple(arguments.tokens), arguments.rounds), layer_rows)
         except (RuntimeError, jax.errors.JaxRuntimeError) as error:
-            console.print(f"[red]failed:[/red] {error}")
+            console.print(f"[red]failed:[/red] {escape(str(error))}")
             return 1
     if arguments.json:
         result = environment | {
