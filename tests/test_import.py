@@ -13,13 +13,22 @@ from tests.helpers import ROOT, run_python
 CORE = Path(_core.__file__)
 
 # Forgets every jaxgemm but those of the folders that a test names: a real installation, editable or not, is no help.
-FORGET_INSTALLED = (
-    "import glob, os, sys\n"
-    "sys.meta_path = [f for f in sys.meta_path if getattr(f, '__module__', '').startswith('_frozen_importlib') "
-    "or 'BuiltinImporter' in repr(f) or 'FrozenImporter' in repr(f)]\n"
-    "sys.path = [p for p in sys.path if p in os.environ['ALLOWED'].split(os.pathsep) "
-    "or not os.path.isdir(os.path.join(p or '.', 'jaxgemm'))]\n"
-)
+# What else lies beside one (JAX, in most environments) stays importable through a folder of links.
+FORGET_INSTALLED = """
+import os, sys, tempfile
+sys.meta_path = [f for f in sys.meta_path if getattr(f, '__module__', '').startswith('_frozen_importlib')
+                 or 'BuiltinImporter' in repr(f) or 'FrozenImporter' in repr(f)]
+links = tempfile.TemporaryDirectory()
+def without_jaxgemm(path):
+    if path in os.environ['ALLOWED'].split(os.pathsep) or not os.path.isdir(os.path.join(path or '.', 'jaxgemm')):
+        return path
+    folder = tempfile.mkdtemp(dir=links.name)
+    for entry in os.listdir(path or '.'):
+        if entry != 'jaxgemm':
+            os.symlink(os.path.abspath(os.path.join(path, entry)), os.path.join(folder, entry))
+    return folder
+sys.path = [without_jaxgemm(path) for path in sys.path]
+"""
 
 
 @pytest.fixture

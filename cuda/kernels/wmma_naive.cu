@@ -15,7 +15,7 @@
 #include "../launch.cuh"
 #include "../ptx/wmma.cuh"
 #include "../tile/global_matrix.cuh"
-#include "../tile/pad_copy.cuh"
+#include "../tile/pad_copy.h"
 #include "../tile/scheduler.cuh"
 
 namespace jaxgemm {
@@ -108,30 +108,21 @@ int64_t workspace_bytes(const Problem& problem) {
 template <class Config>
 std::string launch(const GemmArgs& args) {
   const Problem& p = args.problem;
-  const void* lhs = args.lhs;
-  const void* rhs = args.rhs;
-  MatrixView lhs_view = p.lhs, rhs_view = p.rhs;
+  PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
   char* workspace = static_cast<char*>(args.workspace);
-  std::string error;
-  const auto make_of_tiles = [&](const void*& data, MatrixView& view) {
-    if (!error.empty() || made_of_tiles(view)) return;
-    error = pad_copy(workspace, data, view, kTile, p.batch, p.lhs_dtype, args.stream);
-    data = workspace;
-    workspace += copy_bytes(p, view);
-    view = padded_view(view, kTile);
-  };
-  make_of_tiles(lhs, lhs_view);
-  make_of_tiles(rhs, rhs_view);
-  if (!error.empty()) return error;
+  for (PaddableOperand* operand : {&lhs, &rhs}) {
+    if (made_of_tiles(operand->view)) continue;
+    if (std::string error = operand->pad(workspace, kTile, p, p.lhs_dtype, args.stream); !error.empty()) return error;
+  }
 
   const TileGrid grid(Config::kCtaTile, p.M, p.N);
   const auto launch_for = [&]<class T>() {
     return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
       return launch_kernel(wmma_naive_kernel<Config, T, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch),
                            Config::kThreads, sizeof(typename Config::SharedStorage), args.stream,
-                           GlobalMatrix<T, kLhsTransposed>(lhs, lhs_view),
-                           GlobalMatrix<T, kRhsTransposed>(rhs, rhs_view), directly_loadable(lhs, lhs_view),
-                           directly_loadable(rhs, rhs_view), Epilogue(args), grid, p.M, p.N, lhs_view.cols);
+                           GlobalMatrix<T, kLhsTransposed>(lhs.data, lhs.view),
+                           GlobalMatrix<T, kRhsTransposed>(rhs.data, rhs.view), directly_loadable(lhs.data, lhs.view),
+                           directly_loadable(rhs.data, rhs.view), Epilogue(args), grid, p.M, p.N, lhs.view.cols);
     });
   };
   return p.lhs_dtype == DType::kF16 ? launch_for.template operator()<__half>()

@@ -6,17 +6,22 @@
 // multiply-adds per fragment loaded) however many warps it takes to keep the SM busy. Their partial accumulators are
 // summed through shared memory at the end, in a fixed order.
 //
+// Rows that are not whole 16-byte vectors can only be read element by element, at a third of the speed. Operands that
+// CTAs read more than once are first copied into the workspace with such rows padded (tile/pad_copy.h).
+//
 // The next k-tile travels from global memory into registers while the current one is multiplied, and from there into
 // the other of two shared memory stages: one barrier per k-tile.
 //
 // Source: the tiled WMMA GEMM "gemm_kernel_v4" (32 x 32 x 32, two warps that split K), here as 32x32x32.
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "../epilogue/epilogue.cuh"
 #include "../launch.cuh"
 #include "../ptx/wmma.cuh"
 #include "../tile/global_matrix.cuh"
+#include "../tile/pad_copy.h"
 #include "../tile/scheduler.cuh"
 
 namespace jaxgemm {
@@ -125,11 +130,33 @@ struct TileCopy {
   }
 };
 
-template <class T, bool kTransposed>
-bool whole_vectors(const GlobalMatrix<T, kTransposed>& matrix, const MatrixView& view) {
-  const int64_t inner = kTransposed ? view.rows : view.cols;
-  return reinterpret_cast<uintptr_t>(matrix.data) % sizeof(uint4) == 0 && inner % kVectorElems == 0 &&
-         view.ld % kVectorElems == 0 && view.batch_stride % kVectorElems == 0;
+// Whether vectors of the operand lie inside it or outside it, and where its first element is aligned, aligned.
+bool made_of_vectors(const MatrixView& view) {
+  return (view.transposed ? view.rows : view.cols) % kVectorElems == 0 && view.ld % kVectorElems == 0 &&
+         view.batch_stride % kVectorElems == 0;
+}
+
+bool whole_vectors(const PaddableOperand& operand) {
+  return reinterpret_cast<uintptr_t>(operand.data) % sizeof(uint4) == 0 && made_of_vectors(operand.view);
+}
+
+// Which operands are copied: those that CTAs would read element by element and more than once, which is to say that out
+// has more than one tile in the other operand's dimension.
+template <class Config>
+struct Padding {
+  bool lhs, rhs;
+  explicit Padding(const Problem& p)
+      : lhs(!made_of_vectors(p.lhs) && p.N > Config::kCtaTile.n),
+        rhs(!made_of_vectors(p.rhs) && p.M > Config::kCtaTile.m) {}
+};
+
+template <class Config>
+int64_t workspace_bytes(const Problem& p) {
+  const Padding<Config> padding(p);
+  const auto bytes = [&](const MatrixView& view) {
+    return padded_bytes(padded_view(view, kVectorElems), p.batch, size_bytes(p.lhs_dtype));
+  };
+  return (padding.lhs ? bytes(p.lhs) : 0) + (padding.rhs ? bytes(p.rhs) : 0);
 }
 
 // How much of a tile of `size` that starts at `first` lies before `end`.
@@ -246,15 +273,23 @@ __global__ void __launch_bounds__(Config::kThreads)
 template <class Config>
 std::string launch(const GemmArgs& args) {
   const Problem& p = args.problem;
+  PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
+  char* workspace = static_cast<char*>(args.workspace);
+  const Padding<Config> padding(p);
+  for (const auto& [operand, wanted] : {std::pair{&lhs, padding.lhs}, std::pair{&rhs, padding.rhs}}) {
+    if (!wanted) continue;
+    std::string error = operand->pad(workspace, kVectorElems, p, p.lhs_dtype, args.stream);
+    if (!error.empty()) return error;
+  }
+
   const TileGrid grid(Config::kCtaTile, p.M, p.N);
   const auto launch_for = [&]<class T>() {
     return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
-      const GlobalMatrix<T, kLhsTransposed> g_lhs(args.lhs, p.lhs);
-      const GlobalMatrix<T, kRhsTransposed> g_rhs(args.rhs, p.rhs);
       return launch_kernel(wmma_tiled_kernel<Config, T, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch),
-                           Config::kThreads, sizeof(typename Config::SharedStorage), args.stream, g_lhs, g_rhs,
-                           whole_vectors(g_lhs, p.lhs), whole_vectors(g_rhs, p.rhs), Epilogue(args), grid, p.M, p.N,
-                           p.K);
+                           Config::kThreads, sizeof(typename Config::SharedStorage), args.stream,
+                           GlobalMatrix<T, kLhsTransposed>(lhs.data, lhs.view),
+                           GlobalMatrix<T, kRhsTransposed>(rhs.data, rhs.view), whole_vectors(lhs), whole_vectors(rhs),
+                           Epilogue(args), grid, p.M, p.N, p.K);
     });
   };
   return p.lhs_dtype == DType::kF16 ? launch_for.template operator()<__half>()
@@ -262,7 +297,7 @@ std::string launch(const GemmArgs& args) {
 }
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &no_workspace};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>};
 
 }  // namespace
 }  // namespace jaxgemm

@@ -1,37 +1,10 @@
-// Copies an operand into the workspace with its rows and columns rounded up and zeros in between, for kernels that can
-// only read whole tiles. Both operands are zero there, so that nothing (not even 0 * NaN) reaches a valid output.
-//
-// The copy keeps the storage order: a transposed operand stays transposed.
-#pragma once
-
-#include <cstdint>
-#include <string>
-
-#include "../gemm.h"
 #include "../launch.cuh"
+#include "pad_copy.h"
 
 namespace jaxgemm {
+namespace {
 
-// The dense view of a padded copy of `view`: rows and columns rounded up to multiples of `multiple`. A matrix that all
-// batches share stays shared.
-inline MatrixView padded_view(const MatrixView& view, int64_t multiple) {
-  const int64_t rows = (view.rows + multiple - 1) / multiple * multiple;
-  const int64_t cols = (view.cols + multiple - 1) / multiple * multiple;
-  return {.rows = rows,
-          .cols = cols,
-          .ld = view.transposed ? rows : cols,
-          .batch_stride = view.batch_stride == 0 ? 0 : rows * cols,
-          .transposed = view.transposed};
-}
-
-// What a view from padded_view() takes in the workspace, such that the next buffer is aligned too.
-inline int64_t padded_bytes(const MatrixView& padded, int64_t batch, int64_t element_bytes) {
-  const int64_t copies = padded.batch_stride == 0 ? 1 : batch;
-  const int64_t bytes = copies * padded.rows * padded.cols * element_bytes;
-  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-}
-
-inline constexpr int kPadCopyThreads = 256;
+constexpr int kPadCopyThreads = 256;
 
 // Matrices as they lie in memory: `outer` runs of `inner` neighbouring elements.
 struct PadCopyShape {
@@ -41,9 +14,9 @@ struct PadCopyShape {
 };
 
 // One thread writes one 16-byte vector; neighbouring threads write neighbouring vectors. `Word` stands for any element
-// of its size. Static: families are compiled for different GPUs, and the linker must not merge their copies of it.
+// of its size.
 template <class Word>
-static __global__ void __launch_bounds__(kPadCopyThreads)
+__global__ void __launch_bounds__(kPadCopyThreads)
     pad_copy_kernel(uint4* to, const Word* from, PadCopyShape shape, bool from_vectors) {
   constexpr int kVectorElems = sizeof(uint4) / sizeof(Word);
   const uint64_t vector = static_cast<uint64_t>(blockIdx.x) * kPadCopyThreads + threadIdx.x;
@@ -75,10 +48,10 @@ std::string launch_pad_copy(void* to, const void* from, const PadCopyShape& shap
                        0, stream, static_cast<uint4*>(to), static_cast<const Word*>(from), shape, from_vectors);
 }
 
-// Enqueues the copy of `from` (seen through `view`) to `to`, which gets the layout padded_view(view, multiple). The
-// multiple must make every padded row a whole number of 16-byte vectors. Returns "" or what went wrong.
-inline std::string pad_copy(void* to, const void* from, const MatrixView& view, int64_t multiple, int64_t batch,
-                            DType dtype, void* stream) {
+}  // namespace
+
+std::string pad_copy(void* to, const void* from, const MatrixView& view, int64_t multiple, int64_t batch, DType dtype,
+                     void* stream) {
   const MatrixView padded = padded_view(view, multiple);
   const int64_t copies = padded.batch_stride == 0 ? 1 : batch;
   const int64_t element_bytes = size_bytes(dtype);
