@@ -11,6 +11,7 @@ from jax.extend.core.primitives import convert_element_type_p
 
 from jaxgemm._dot_general import bind, dot_general
 from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
+from jaxgemm._shapes import matmul_shapes
 
 
 def _operands(lhs: Any, rhs: Any, preferred: Any) -> tuple[jax.Array, jax.Array, bool]:
@@ -39,13 +40,6 @@ def _operands(lhs: Any, rhs: Any, preferred: Any) -> tuple[jax.Array, jax.Array,
     if preferred is not None and not jnp.issubdtype(dtype, jnp.floating):
         return jnp.asarray(lhs), jnp.asarray(rhs), False
     return jnp.asarray(lhs, dtype), jnp.asarray(rhs, dtype), weak and preferred is None
-
-
-def _batch_sizes(lhs: jax.Array, rhs: jax.Array) -> list[tuple[Any, Any]]:
-    """Sizes of the batch dimensions of both, aligned from the right; None where an operand has no such dimension."""
-    left, right = list(lhs.shape[:-2]), list(rhs.shape[:-2])
-    depth = max(len(left), len(right))
-    return list(zip([None] * (depth - len(left)) + left, [None] * (depth - len(right)) + right, strict=True))
 
 
 def matmul(
@@ -81,89 +75,51 @@ def matmul(
         kernel that cannot run this problem.
     """
     lhs, rhs, weak = _operands(lhs, rhs, preferred_element_type)
-    if lhs.ndim == 0 or rhs.ndim == 0:
-        raise TypeError(
-            f"jaxgemm.matmul takes operands of one or more dimensions, got shapes {lhs.shape} and {rhs.shape}: use "
-            "lhs * rhs"
-        )
-    rhs_k = max(rhs.ndim - 2, 0)
-    if lhs.shape[-1] != rhs.shape[rhs_k]:
-        raise TypeError(
-            f"jaxgemm.matmul cannot contract lhs of shape {lhs.shape} with rhs of shape {rhs.shape}: K={lhs.shape[-1]} "
-            f"(last dimension of lhs) is not K={rhs.shape[rhs_k]} (dimension {rhs_k} of rhs). Transpose an operand, or "
-            "name the dimensions with jaxgemm.dot_general"
-        )
+    shapes = matmul_shapes(lhs.shape, rhs.shape)
     activation = canonical_activation(activation)
     out_dtype = lhs.dtype if preferred_element_type is None else jnp.dtype(preferred_element_type)
     if activation != NO_ACTIVATION and not jnp.issubdtype(out_dtype, jnp.floating):
         raise TypeError(f"activation={activation!r} needs a floating-point result, this one is {out_dtype}")
-
-    # Dimensions of size 1 that the other operand has larger are dropped; those that both have are batch dimensions,
-    # and those that one has are free dimensions of it.
-    lhs_batch, rhs_batch, lhs_drop, rhs_drop, lhs_only, rhs_only = [], [], [], [], [], []
-    sizes = _batch_sizes(lhs, rhs)
-    lhs_first, rhs_first = len(sizes) - max(lhs.ndim - 2, 0), len(sizes) - max(rhs.ndim - 2, 0)
-    for i, (left, right) in enumerate(sizes):
-        if left is not None and left == right:
-            lhs_batch.append(i)
-            rhs_batch.append(i)
-        elif left is None or (left == 1 and right is not None):
-            rhs_only.append(i)
-            lhs_drop += [] if left is None else [i]
-        elif right is None or right == 1:
-            lhs_only.append(i)
-            rhs_drop += [] if right is None else [i]
-        else:
-            raise ValueError(
-                f"jaxgemm.matmul cannot broadcast the batch dimensions of lhs {lhs.shape} and rhs {rhs.shape}: "
-                f"{left} is neither {right} nor 1"
-            )
-    lhs_dims = [i for i in range(lhs_first, len(sizes)) if i not in lhs_drop]
-    rhs_dims = [i for i in range(rhs_first, len(sizes)) if i not in rhs_drop]
-    lhs = lax.squeeze(lhs, [i - lhs_first for i in lhs_drop])
-    rhs = lax.squeeze(rhs, [i - rhs_first for i in rhs_drop])
-    dimension_numbers = (
-        ((lhs.ndim - 1,), (len(rhs_dims),)),
-        (tuple(lhs_dims.index(i) for i in lhs_batch), tuple(rhs_dims.index(i) for i in rhs_batch)),
-    )
-    has_m, has_n = lhs.ndim > len(lhs_dims) + 1, rhs.ndim > len(rhs_dims) + 1
-    gemm = functools.partial(
-        bind, lhs, rhs, dimension_numbers=dimension_numbers, precision=precision, out_sharding=None, kernel=kernel
-    )
-    # Where the result's dimensions come out of dot_general: batch, lhs's own, M, rhs's own, N.
-    produced = lhs_batch + lhs_only + (["m"] if has_m else []) + rhs_only + (["n"] if has_n else [])
-    wanted = [*range(len(sizes))] + (["m"] if has_m else []) + (["n"] if has_n else [])
-    permutation = tuple(produced.index(d) for d in wanted)
-    out_shape = tuple(
-        {"m": lhs.shape[-2] if has_m else None, "n": rhs.shape[-1]}[d]
-        if isinstance(d, str)
-        else sizes[d][0]
-        if sizes[d][0] not in (None, 1)
-        else (sizes[d][1] if sizes[d][1] is not None else sizes[d][0])
-        for d in wanted
-    )
-
     if bias is not None:
-        bias = jnp.asarray(bias)
-        try:
-            fits = np.broadcast_shapes(bias.shape, out_shape) == out_shape
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(f"bias of shape {bias.shape} does not broadcast to the result's shape {out_shape}")
+        bias = _checked_bias(bias, shapes.out_shape)
+
+    gemm = functools.partial(
+        bind,
+        lax.squeeze(lhs, shapes.lhs_squeeze),
+        lax.squeeze(rhs, shapes.rhs_squeeze),
+        dimension_numbers=shapes.dimension_numbers,
+        precision=precision,
+        out_sharding=None,
+        kernel=kernel,
+    )
     if bias is None and activation == NO_ACTIVATION:
         out = gemm(preferred_element_type=preferred_element_type)
         if weak:
             out = convert_element_type_p.bind(out, new_dtype=out.dtype, weak_type=True, sharding=None)
-        return out if permutation == tuple(range(out.ndim)) else lax.transpose(out, permutation)
-
-    row_bias = bias is not None and has_n and bias.shape == (rhs.shape[-1],)
-    if accumulator_dtype(out_dtype) == np.float32 and has_n and not rhs_only and (bias is None or row_bias):
+        return _permuted(out, shapes.permutation)
+    # Kernels add a vector to the rows of a float32 accumulator. What is not of that form is composed.
+    row_bias = bias is None or (shapes.has_n and bias.shape == shapes.out_shape[-1:])
+    if accumulator_dtype(out_dtype) == np.float32 and shapes.has_n and not shapes.rhs_keeps_batch and row_bias:
         operands = [] if bias is None else [bias.astype(np.float32)]
         out = gemm(*operands, activation=activation, preferred_element_type=out_dtype)
-        return out if permutation == tuple(range(out.ndim)) else lax.transpose(out, permutation)
-    accumulator = gemm(preferred_element_type=accumulator_dtype(out_dtype))
-    return apply_epilogue(lax.transpose(accumulator, permutation), bias, activation).astype(out_dtype)
+        return _permuted(out, shapes.permutation)
+    accumulator = _permuted(gemm(preferred_element_type=accumulator_dtype(out_dtype)), shapes.permutation)
+    return apply_epilogue(accumulator, bias, activation).astype(out_dtype)
+
+
+def _checked_bias(bias: Any, out_shape: tuple[int, ...]) -> jax.Array:
+    bias = jnp.asarray(bias)
+    try:
+        fits = np.broadcast_shapes(bias.shape, out_shape) == out_shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"bias of shape {bias.shape} does not broadcast to the result's shape {out_shape}")
+    return bias
+
+
+def _permuted(out: jax.Array, permutation: tuple[int, ...]) -> jax.Array:
+    return out if permutation == tuple(range(out.ndim)) else lax.transpose(out, permutation)
 
 
 @functools.lru_cache(maxsize=256)

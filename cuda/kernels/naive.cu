@@ -5,6 +5,7 @@
 #include "../epilogue/epilogue.cuh"
 #include "../launch.cuh"
 #include "../tile/global_matrix.cuh"
+#include "../tile/launch_tiles.cuh"
 #include "../tile/scheduler.cuh"
 
 namespace jaxgemm {
@@ -38,12 +39,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Config>
 std::string launch(const GemmArgs& args) {
-  const Problem& p = args.problem;
-  const TileGrid grid(Config::kCtaTile, p.M, p.N);
-  return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
-    return launch_kernel(naive_kernel<Config, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch), Config::kThreads, 0,
-                         args.stream, GlobalMatrix<float, kLhsTransposed>(args.lhs, p.lhs),
-                         GlobalMatrix<float, kRhsTransposed>(args.rhs, p.rhs), Epilogue(args), grid, p.M, p.N, p.K);
+  return launch_tiles<Config, float>(args, [&]<bool kLhsTransposed, bool kRhsTransposed>() {
+    return &naive_kernel<Config, kLhsTransposed, kRhsTransposed>;
   });
 }
 

@@ -10,6 +10,7 @@
 #include "../epilogue/epilogue.cuh"
 #include "../launch.cuh"
 #include "../tile/global_matrix.cuh"
+#include "../tile/launch_tiles.cuh"
 #include "../tile/scheduler.cuh"
 
 namespace jaxgemm {
@@ -221,13 +222,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
 
 template <class Config>
 std::string launch(const GemmArgs& args) {
-  const Problem& p = args.problem;
-  const TileGrid grid(Config::kCtaTile, p.M, p.N);
-  return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
-    return launch_kernel(register_tiled_kernel<Config, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch),
-                         Config::kThreads, sizeof(typename Config::SharedStorage), args.stream,
-                         GlobalMatrix<float, kLhsTransposed>(args.lhs, p.lhs),
-                         GlobalMatrix<float, kRhsTransposed>(args.rhs, p.rhs), Epilogue(args), grid, p.M, p.N, p.K);
+  return launch_tiles<Config, float>(args, [&]<bool kLhsTransposed, bool kRhsTransposed>() {
+    return &register_tiled_kernel<Config, kLhsTransposed, kRhsTransposed>;
   });
 }
 

@@ -8,6 +8,7 @@
 #include "../epilogue/epilogue.cuh"
 #include "../launch.cuh"
 #include "../tile/global_matrix.cuh"
+#include "../tile/launch_tiles.cuh"
 #include "../tile/scheduler.cuh"
 
 namespace jaxgemm {
@@ -66,13 +67,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Config>
 std::string launch(const GemmArgs& args) {
-  const Problem& p = args.problem;
-  const TileGrid grid(Config::kCtaTile, p.M, p.N);
-  return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
-    return launch_kernel(smem_tiled_kernel<Config, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch),
-                         Config::kThreads, sizeof(typename Config::SharedStorage), args.stream,
-                         GlobalMatrix<float, kLhsTransposed>(args.lhs, p.lhs),
-                         GlobalMatrix<float, kRhsTransposed>(args.rhs, p.rhs), Epilogue(args), grid, p.M, p.N, p.K);
+  return launch_tiles<Config, float>(args, [&]<bool kLhsTransposed, bool kRhsTransposed>() {
+    return &smem_tiled_kernel<Config, kLhsTransposed, kRhsTransposed>;
   });
 }
 
