@@ -107,7 +107,8 @@ struct GemmArgs {
 };
 
 inline constexpr int64_t kWorkspaceAlignment = 256;
-inline constexpr int64_t kMaxCtas = 2147483647;  // CUDA's limit of grid.x; every family puts all its tiles there
+inline constexpr int kMaxSmemBytes = 227 * 1024;  // of one CTA, on the GPUs that have the most (sm_90, sm_100)
+inline constexpr int64_t kMaxCtas = 2147483647;   // CUDA's limit of grid.x; every family puts all its tiles there
 
 struct Kernel {
   KernelInfo info;

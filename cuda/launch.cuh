@@ -6,14 +6,46 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <array>
 #include <string>
+#include <string_view>
 
 #include "gemm.h"
 
 namespace jaxgemm {
 
+// A text that the compiler puts together.
+struct FixedText {
+  std::array<char, 64> chars = {};
+  size_t size = 0;
+
+  constexpr void append(std::string_view text) {
+    for (char c : text) chars[size++] = c;
+  }
+  constexpr void append(int number) {
+    if (number >= 10) append(number / 10);
+    chars[size++] = static_cast<char>('0' + number % 10);
+  }
+  constexpr std::string_view view() const { return {chars.data(), size}; }
+};
+
+// "family:MxNxK", after the CTA tile.
+template <class Config>
+inline constexpr FixedText kFullName = [] {
+  constexpr Tile tile = Config::kCtaTile;
+  FixedText text;
+  text.append(Config::kFamily);
+  text.append(":");
+  text.append(tile.m);
+  text.append("x");
+  text.append(tile.n);
+  text.append("x");
+  text.append(tile.k);
+  return text;
+}();
+
 // A Config is a struct with
-//   kFamily, kConfig, kFullName         std::string_view
+//   kFamily                     std::string_view
 //   kDTypes                     an array of DTypes
 //   kCtaTile, kWarpTile         Tile
 //   kStages, kThreads           int
@@ -32,10 +64,10 @@ constexpr KernelInfo describe() {
   constexpr int smem_bytes =
       std::is_empty_v<typename Config::SharedStorage> ? 0 : sizeof(typename Config::SharedStorage);
   static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024);
-  static_assert(smem_bytes <= 227 * 1024, "more shared memory than any GPU gives one CTA");
+  static_assert(smem_bytes <= kMaxSmemBytes, "more shared memory than any GPU gives one CTA");
   return {.family = Config::kFamily,
-          .config = Config::kConfig,
-          .full_name = Config::kFullName,
+          .config = kFullName<Config>.view().substr(Config::kFamily.size() + 1),
+          .full_name = kFullName<Config>.view(),
           .min_sm = min_sm,
           .max_sm = max_sm,
           .dtypes = Config::kDTypes,

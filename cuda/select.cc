@@ -30,11 +30,11 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // CTAs that fit a multiprocessor of compute capability 8.0 and later (CUDA C++ programming guide, "Technical
 // Specifications per Compute Capability"); registers are estimated from the accumulators.
 int64_t resident_ctas(const KernelInfo& info) {
-  constexpr int kThreads = 2048, kRegisters = 65536, kSmemBytes = 227 * 1024, kReservedSmemBytes = 1024;
+  constexpr int kThreads = 2048, kRegisters = 65536, kReservedSmemBytes = 1024;
   const int accumulators = std::max(1, info.warp_tile.m * info.warp_tile.n / 32);
   const int registers = std::min(255, 48 + accumulators * 7 / 5);
   return std::max(1, std::min({kThreads / info.threads, kRegisters / (registers * info.threads),
-                               kSmemBytes / (info.smem_bytes + kReservedSmemBytes)}));
+                               kMaxSmemBytes / (info.smem_bytes + kReservedSmemBytes)}));
 }
 
 }  // namespace

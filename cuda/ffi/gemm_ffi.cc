@@ -144,9 +144,19 @@ ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets result
   return ffi::Error::Success();
 }
 
+// XLA is no place for exceptions to arrive in.
+template <class F>
+ffi::Error guarded(F&& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("jaxgemm: ") + error.what());
+  }
+}
+
 ffi::Error gemm(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view kernel,
                 std::string_view precision, std::string_view activation, DimsAttr lhs, DimsAttr rhs, DimsAttr out) {
-  try {
+  return guarded([&] {
     int device = 0, major = 0, minor = 0;
     cudaError_t status = cudaGetDevice(&device);
     if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
@@ -156,32 +166,25 @@ ffi::Error gemm(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Remaining
                                   std::string(cudaGetErrorString(status)));
     }
     Call call;
-    if (ffi::Error error =
-            decode(10 * major + minor, operands, results, kernel, precision, activation, lhs, rhs, out, call);
-        error.failure()) {
-      return error;
-    }
-    if (call.args.problem.empty()) return ffi::Error::Success();
+    ffi::Error error =
+        decode(10 * major + minor, operands, results, kernel, precision, activation, lhs, rhs, out, call);
+    if (error.failure() || call.args.problem.empty()) return error;
     call.args.stream = stream;
-    if (std::string error = call.kernel->launch(call.args); !error.empty()) {
+    if (std::string what = call.kernel->launch(call.args); !what.empty()) {
       return ffi::Error::Internal("jaxgemm: kernel '" + std::string(kernel) + "' on " + describe(call.args.problem) +
-                                  ": " + error);
+                                  ": " + what);
     }
-    return ffi::Error::Success();
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("jaxgemm: ") + error.what());
-  }
+    return error;
+  });
 }
 
 ffi::Error gemm_check(int64_t sm, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view kernel,
                       std::string_view precision, std::string_view activation, DimsAttr lhs, DimsAttr rhs,
                       DimsAttr out) {
-  try {
+  return guarded([&] {
     Call call;
     return decode(static_cast<int>(sm), operands, results, kernel, precision, activation, lhs, rhs, out, call);
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("jaxgemm: ") + error.what());
-  }
+  });
 }
 
 XLA_FFI_DEFINE_HANDLER(kGemmHandler, gemm,

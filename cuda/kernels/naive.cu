@@ -12,7 +12,7 @@ namespace jaxgemm {
 namespace {
 
 struct Config32x32 {
-  static constexpr std::string_view kFamily = "naive", kConfig = "32x32x1", kFullName = "naive:32x32x1";
+  static constexpr std::string_view kFamily = "naive";
   static constexpr DTypes kDTypes[] = {{DType::kF32, DType::kF32, DType::kF32}};
   static constexpr Tile kCtaTile = {32, 32, 1}, kWarpTile = {1, 32, 1};
   static constexpr int kStages = 1, kThreads = kCtaTile.m * kCtaTile.n;

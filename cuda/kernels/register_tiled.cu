@@ -17,8 +17,7 @@ namespace jaxgemm {
 namespace {
 
 struct Config128x128x8 {
-  static constexpr std::string_view kFamily = "register_tiled", kConfig = "128x128x8",
-                                    kFullName = "register_tiled:128x128x8";
+  static constexpr std::string_view kFamily = "register_tiled";
   static constexpr DTypes kDTypes[] = {{DType::kF32, DType::kF32, DType::kF32}};
   static constexpr Tile kCtaTile = {128, 128, 8}, kWarpTile = {32, 64, 8}, kThreadTile = {8, 8, 1};
   static constexpr int kStages = 2;

@@ -15,7 +15,7 @@ namespace jaxgemm {
 namespace {
 
 struct Config32x32x32 {
-  static constexpr std::string_view kFamily = "smem_tiled", kConfig = "32x32x32", kFullName = "smem_tiled:32x32x32";
+  static constexpr std::string_view kFamily = "smem_tiled";
   static constexpr DTypes kDTypes[] = {{DType::kF32, DType::kF32, DType::kF32}};
   static constexpr Tile kCtaTile = {32, 32, 32}, kWarpTile = {1, 32, 32};
   static constexpr int kStages = 1, kThreads = kCtaTile.m * kCtaTile.n;

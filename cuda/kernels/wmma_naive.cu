@@ -25,7 +25,7 @@ constexpr int kWarpSize = 32;
 constexpr int kTile = wmma::kTile;
 
 struct Config16x16 {
-  static constexpr std::string_view kFamily = "wmma_naive", kConfig = "16x16x16", kFullName = "wmma_naive:16x16x16";
+  static constexpr std::string_view kFamily = "wmma_naive";
   static constexpr DTypes kDTypes[] = {{DType::kF16, DType::kF16, DType::kF16},
                                        {DType::kF16, DType::kF16, DType::kF32},
                                        {DType::kBF16, DType::kBF16, DType::kBF16},

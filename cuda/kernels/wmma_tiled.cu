@@ -69,18 +69,10 @@ struct TileConfig {
   };
 };
 
-struct Config32x32x32 : TileConfig<32, 32, 32, 1, 1, 2> {
-  static constexpr std::string_view kConfig = "32x32x32", kFullName = "wmma_tiled:32x32x32";
-};
-struct Config64x64x64 : TileConfig<64, 64, 64, 1, 1, 4> {
-  static constexpr std::string_view kConfig = "64x64x64", kFullName = "wmma_tiled:64x64x64";
-};
-struct Config128x128x64 : TileConfig<128, 128, 64, 2, 2, 2> {
-  static constexpr std::string_view kConfig = "128x128x64", kFullName = "wmma_tiled:128x128x64";
-};
-struct Config128x128x32 : TileConfig<128, 128, 32, 2, 2, 1> {  // no split: what the split is measured against
-  static constexpr std::string_view kConfig = "128x128x32", kFullName = "wmma_tiled:128x128x32";
-};
+struct Config32x32x32 : TileConfig<32, 32, 32, 1, 1, 2> {};
+struct Config64x64x64 : TileConfig<64, 64, 64, 1, 1, 4> {};
+struct Config128x128x32 : TileConfig<128, 128, 32, 2, 2, 1> {};  // no split: what the split is measured against
+struct Config128x128x64 : TileConfig<128, 128, 64, 2, 2, 2> {};
 
 // An operand's tile, OUTER runs of INNER neighbouring elements, on its way from global to shared memory: each thread
 // holds kVectors vectors of it.
