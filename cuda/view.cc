@@ -34,7 +34,7 @@ std::string collapse(std::span<const int64_t> sizes, std::span<const int64_t> st
     } else if (size != 0 && run.extent != 0 && strides[*it] != run.stride * run.extent) {
       return "dimensions " + list(group) + " of shape " + list(sizes) + " do not form one " + role + " index in memory";
     }
-    run.extent *= size;
+    if (!multiply(run.extent, size)) return "shape " + list(sizes) + " has too many elements";
   }
   return {};
 }

@@ -55,7 +55,7 @@ def test_budget_file_round_trip(tmp_path):
     ("built", "sentence"),
     [
         (Usage("k", "sm_80", 33, 0, 0), "k on sm_80: registers 33, budget 32"),
-        (Usage("k", "sm_80", 32, 8, 0), "k on sm_80: static_shared_bytes 8, budget 0"),
+        (Usage("k", "sm_80", 32, 8, 0), "k on sm_80: shared_bytes 8, budget 0"),
         (Usage("k", "sm_80", 32, 0, 8), "k on sm_80 has a stack of 8 bytes"),
     ],
 )

@@ -162,6 +162,7 @@ ffi::Error gemm(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Remaining
     if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (status == cudaSuccess) status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (status != cudaSuccess) {
+      (void)cudaGetLastError();  // reported here, and not to be found again by the next caller
       return ffi::Error::Internal("jaxgemm: the GPU cannot be asked for its architecture: " +
                                   std::string(cudaGetErrorString(status)));
     }

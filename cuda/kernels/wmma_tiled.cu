@@ -151,9 +151,10 @@ int64_t workspace_bytes(const Problem& p) {
   return (padding.lhs ? bytes(p.lhs) : 0) + (padding.rhs ? bytes(p.rhs) : 0);
 }
 
-// How much of a tile of `size` that starts at `first` lies before `end`.
+// How much of a tile of `size` that starts at `first` lies before `end`; 0 if it starts behind.
 __device__ int left(int64_t first, int64_t end, int size) {
-  return static_cast<int>(end - first < size ? end - first : size);
+  if (first >= end) return 0;
+  return end - first < size ? static_cast<int>(end - first) : size;
 }
 
 template <class Config, class T, bool kLhsTransposed, bool kRhsTransposed>

@@ -33,7 +33,9 @@ struct TileGrid {
     const unsigned tiles_per_batch = static_cast<unsigned>(tiles_m) * static_cast<unsigned>(tiles_n);
     const unsigned batch = cta / tiles_per_batch;
     const unsigned index = cta % tiles_per_batch;
-    const unsigned tiles_per_band = kBandRows * static_cast<unsigned>(tiles_n);
+    // No more rows than there are: with 2^31 - 1 tiles at most, this product then fits 32 bits.
+    const unsigned band_height = tiles_m < kBandRows ? static_cast<unsigned>(tiles_m) : kBandRows;
+    const unsigned tiles_per_band = band_height * static_cast<unsigned>(tiles_n);
     const unsigned band = index / tiles_per_band;
     const unsigned in_band = index % tiles_per_band;
     const unsigned first_row = band * kBandRows;

@@ -217,3 +217,21 @@ def test_more_than_2_to_31_elements(family: str, m: int, n: int, k: int) -> None
     expected = _pattern(chosen, np.arange(k)).astype(np.float64) @ _pattern(np.arange(k), columns)
     assert_equal(np.asarray(out), rounded(expected, dtype), info.name)
     assert not any_nan
+
+
+@pytest.mark.xdist_group("large")
+def test_one_row_of_more_than_2_to_34_columns() -> None:
+    """So many tiles in a row that eight rows of them, a band of the scheduler, would not fit 32 bits."""
+    info = min((info for info in KERNELS if info.family == "wmma_tiled"), key=lambda info: info.cta_tile[1])
+    n = 2**34 + 8
+    assert n // info.cta_tile[1] >= 2**29
+    if jax.devices()[0].memory_stats()["bytes_limit"] < 5 * n:
+        pytest.skip("needs 80 GiB of GPU memory")
+    values = jnp.arange(8, dtype=jnp.bfloat16)
+    rhs = jax.jit(lambda: jnp.broadcast_to(values, (n // 8, 8)).reshape(1, n))()
+
+    def run(y: jax.Array) -> jax.Array:
+        out = jaxgemm.matmul(jnp.full((1, 1), 2, jnp.bfloat16), y, kernel=info.name)
+        return (out.reshape(n // 8, 8) == 2 * values).all()
+
+    assert jax.jit(run)(rhs)
