@@ -83,18 +83,20 @@ def ladder_table(document: Document) -> str:
     """The ladder at LADDER_SIZE cubed: best configuration of each family, with what it gains over the rung before."""
     lines: list[list[str]] = []
     for dtype, rows in ladder_rows(document, LADDER_SIZE).items():
+        # At default precision jnp.dot rounds float32 to TF32; it is compared at the one that the kernels keep.
+        label = dtype if rows[0]["precision"] == "default" else f"{dtype}, {rows[0]['precision']}"
         before: Row | None = None
         for row in best_of_families(rows):
             gain = "" if before is None else f"{before['us'] / row['us']:.2f}"
             of_jnp = _optional(_of_peer(row, "jnp"), _percent)
             limit = _of_limit(row, document["device"])
-            lines.append([f"`{full_name(row)}`", dtype, _time(row["us"]), _rate(row["tflops"]), gain, of_jnp, limit])
+            lines.append([f"`{full_name(row)}`", label, _time(row["us"]), _rate(row["tflops"]), gain, of_jnp, limit])
             before = row
         lines += [
-            [PEER_NAMES[peer], dtype, _time(us), _rate(rows[-1]["tflops"] * rows[-1]["us"] / us), "", "", ""]
+            [PEER_NAMES[peer], label, _time(us), _rate(rows[-1]["tflops"] * rows[-1]["us"] / us), "", "", ""]
             for peer, us in rows[-1]["peers_us"].items()
         ]
-    header = ["kernel", "<dtype", "µs", "TFLOP/s", "x rung before", "of jnp.dot", "of the limit"]
+    header = ["kernel", "<dtype, precision", "µs", "TFLOP/s", "x rung before", "of jnp.dot", "of the limit"]
     return table(header, lines)
 
 

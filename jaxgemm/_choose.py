@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -215,8 +216,8 @@ def explain(lhs: Any, rhs: Any, **kwargs: Any) -> Explanation:
 
     Args:
       lhs, rhs: as for :func:`jaxgemm.matmul`.
-      **kwargs: as for :func:`jaxgemm.matmul`; and ``function=``, another function of this package to ask about, e.g.
-        ``jaxgemm.dot_general`` with its ``dimension_numbers=``.
+      **kwargs: as for :func:`jaxgemm.matmul`; and ``function=``, another function of two operands to ask about, e.g.
+        ``jaxgemm.dot_general`` with its ``dimension_numbers=``, or ``functools.partial(jaxgemm.einsum, "ij,jk->ik")``.
 
     Returns:
       An :class:`Explanation`; of the first GEMM, where the call makes several.
@@ -243,10 +244,18 @@ def _requests(
     """The GEMMs that a call binds, read off its jaxpr."""
     from jaxgemm._primitives import request_of
 
-    def shaped(x: Any) -> Any:
-        return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x))
+    def shaped(x: Any) -> jax.ShapeDtypeStruct:
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            x = jnp.asarray(x)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
-    jaxpr = jax.make_jaxpr(lambda *xs: function(*xs, **kwargs))(*map(shaped, operands))
+    kwargs = dict(kwargs)
+    bias = [shaped(kwargs.pop("bias"))] if kwargs.get("bias") is not None else []
+
+    def call(lhs: Any, rhs: Any, *bias: Any) -> Any:
+        return function(lhs, rhs, **({"bias": bias[0]} if bias else {}), **kwargs)
+
+    jaxpr = jax.make_jaxpr(call)(*map(shaped, operands), *bias)
 
     def walk(inner: Any) -> list[tuple[Request, str | None]]:
         found = []

@@ -62,7 +62,9 @@ def bind(
     params: dict[str, Any] = {
         "dimension_numbers": dimension_numbers,
         "precision": _compat.canonical_precision(precision),
-        "preferred_element_type": None if preferred_element_type is None else jnp.dtype(preferred_element_type),
+        "preferred_element_type": None
+        if preferred_element_type is None
+        else np.dtype(jax.dtypes.canonicalize_dtype(preferred_element_type)),
         "out_sharding": out_sharding,
     }
     if kernel is not None:
@@ -110,17 +112,43 @@ def dot_general(
     Raises:
       TypeError: shapes or dtypes that cannot be multiplied, as ``jax.lax.dot_general`` raises it.
       ValueError: an unknown kernel, or one that cannot run this problem on this GPU; an unknown precision.
+      NotImplementedError: an ``out_sharding`` with unreduced axes.
     """
     lhs, rhs = (x if isinstance(x, jax.Array) else jnp.asarray(x) for x in (lhs, rhs))
     numbers = canonical_dimension_numbers(dimension_numbers, lhs.ndim, rhs.ndim)
-    if out_sharding is not None and not isinstance(out_sharding, NamedSharding):
-        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
+    _check_sizes(lhs.shape, rhs.shape, numbers)
     return bind(
         lhs,
         rhs,
         dimension_numbers=numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
+        out_sharding=_canonical_out_sharding(out_sharding),
         kernel=kernel,
     )
+
+
+def _check_sizes(lhs: Any, rhs: Any, numbers: DimensionNumbers) -> None:
+    for what, (left, right) in zip(("contracting", "batch"), numbers, strict=True):
+        if len(left) != len(right):
+            raise TypeError(f"jaxgemm.dot_general got {len(left)} {what} dimensions of lhs and {len(right)} of rhs")
+        for i, j in zip(left, right, strict=True):
+            if lhs[i] != rhs[j]:
+                raise TypeError(
+                    f"jaxgemm.dot_general requires {what} dimensions of equal sizes: dimension {i} of lhs {tuple(lhs)} "
+                    f"has {lhs[i]}, dimension {j} of rhs {tuple(rhs)} has {rhs[j]}. Check dimension_numbers={numbers}"
+                )
+
+
+def _canonical_out_sharding(out_sharding: Any) -> NamedSharding | None:
+    if out_sharding is None:
+        return None
+    if isinstance(out_sharding, NamedSharding):
+        mesh, spec = out_sharding.mesh.abstract_mesh, out_sharding.spec
+    else:
+        mesh, spec = jax.sharding.get_abstract_mesh(), out_sharding
+    if getattr(spec, "unreduced", None):
+        raise NotImplementedError(
+            f"jaxgemm.dot_general has no unreduced results, got out_sharding={spec}: use jax.lax.dot_general here"
+        )
+    return NamedSharding(mesh, spec)

@@ -31,7 +31,7 @@ def canonical_activation(activation: str | None) -> str:
     """The kernels' name of an activation; ValueError for an unknown one."""
     if activation is None:
         return NO_ACTIVATION
-    name = _ALIASES.get(activation, activation)
+    name = _ALIASES.get(activation, activation) if isinstance(activation, str) else None
     if name not in _FUNCTIONS:
         raise ValueError(f"activation={activation!r} is none of None, {', '.join(map(repr, activation_names()))}")
     return name

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core.primitives import convert_element_type_p
 
+from jaxgemm._choose import check_name
 from jaxgemm._dot_general import bind, dot_general
 from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
 from jaxgemm._shapes import matmul_shapes
@@ -77,11 +78,11 @@ def matmul(
     lhs, rhs, weak = _operands(lhs, rhs, preferred_element_type)
     shapes = matmul_shapes(lhs.shape, rhs.shape)
     activation = canonical_activation(activation)
-    out_dtype = lhs.dtype if preferred_element_type is None else jnp.dtype(preferred_element_type)
+    out_dtype = lhs.dtype if preferred_element_type is None else jax.dtypes.canonicalize_dtype(preferred_element_type)
     if activation != NO_ACTIVATION and not jnp.issubdtype(out_dtype, jnp.floating):
         raise TypeError(f"activation={activation!r} needs a floating-point result, this one is {out_dtype}")
     if bias is not None:
-        bias = _checked_bias(bias, shapes.out_shape)
+        bias = _checked_bias(bias, shapes.out_shape, out_dtype)
 
     gemm = functools.partial(
         bind,
@@ -107,14 +108,29 @@ def matmul(
     return apply_epilogue(accumulator, bias, activation).astype(out_dtype)
 
 
-def _checked_bias(bias: Any, out_shape: tuple[int, ...]) -> jax.Array:
+_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+
+def _kind(dtype: Any) -> int:
+    return next(i for i, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind))
+
+
+def _checked_bias(bias: Any, out_shape: tuple[int, ...], out_dtype: Any) -> jax.Array:
     bias = jnp.asarray(bias)
+    if _kind(bias.dtype) > _kind(out_dtype):
+        raise TypeError(
+            f"bias of dtype {bias.dtype} cannot be added to a result of dtype {out_dtype} without loss: convert the "
+            "bias, or give preferred_element_type="
+        )
     try:
-        fits = np.broadcast_shapes(bias.shape, out_shape) == out_shape
+        fits = jnp.broadcast_shapes(bias.shape, out_shape) == out_shape
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(f"bias of shape {bias.shape} does not broadcast to the result's shape {out_shape}")
+        raise ValueError(
+            f"bias of shape {bias.shape} does not broadcast to the result's shape {out_shape}: a bias for every column "
+            f"has shape {out_shape[-1:]}"
+        )
     return bias
 
 
@@ -149,6 +165,7 @@ def einsum(
     Raises:
       ValueError, TypeError: as ``jnp.einsum`` and :func:`jaxgemm.dot_general` raise them.
     """
+    check_name(kernel)
     return jnp.einsum(
         subscripts,
         *operands,

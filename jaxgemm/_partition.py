@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
@@ -45,7 +46,9 @@ def _axes(entry: Any) -> Axes:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def _padded(spec: Any, ndim: int) -> list[Axes]:
+def _padded(sharding: Any, ndim: int) -> list[Axes]:
+    """Mesh axes of every dimension. XLA describes what is replicated by shardings without a spec, too."""
+    spec = getattr(sharding, "spec", None) or ()
     return [_axes(entry) for entry in spec] + [()] * (ndim - len(spec))
 
 
@@ -90,7 +93,11 @@ def _spec(factors: list[str], axes: dict[str, Axes]) -> PartitionSpec:
 
 def _local_product(lhs: Any, rhs: Any, summed: Axes, params: dict[str, Any]) -> Any:
     out = local_gemm_p.bind(lhs, rhs, activation="none", **(params | {"out_sharding": None}))
-    return lax.psum(out, summed) if summed else out
+    if not summed:
+        return out
+    if out.dtype == np.bool_:  # "any" is the sum of booleans
+        return lax.psum(out.astype(np.int32), summed) != 0
+    return lax.psum(out, summed)
 
 
 # --- automatic axes ---------------------------------------------------------------------------------------------------
@@ -106,8 +113,8 @@ def _sharding_rule(params: Any, mesh: Any, operand_types: Any, result_types: Any
 def _partition(params: Any, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
     lhs_ndim, rhs_ndim = (len(x.shape) for x in operand_shapes)
     lhs, rhs, out, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
-    lhs_spec, rhs_spec = (_padded(x.sharding.spec, len(x.shape)) for x in operand_shapes)
-    out_spec = _padded(result_shape.sharding.spec, len(out))
+    lhs_spec, rhs_spec = (_padded(x.sharding, len(x.shape)) for x in operand_shapes)
+    out_spec = _padded(result_shape.sharding, len(out))
     axes, summed = _assign(out, out_spec, lhs, lhs_spec, rhs, rhs_spec, contracted, both=True)
 
     def sharding(factors: list[str]) -> NamedSharding:
@@ -134,12 +141,12 @@ def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
             jax.typeof(lhs), jax.typeof(rhs), **{name: value for name, value in params.items() if name != "kernel"}
         )
         lhs_f, rhs_f, out_f, contracted = _factors(params["dimension_numbers"], lhs.ndim, rhs.ndim)
-        specs = [_padded(jax.typeof(x).sharding.spec, x.ndim) for x in (lhs, rhs)]
-        out_spec = _padded(out_aval.sharding.spec, len(out_f))
+        specs = [_padded(jax.typeof(x).sharding, x.ndim) for x in (lhs, rhs)]
+        out_spec = _padded(out_aval.sharding, len(out_f))
         axes, summed = _assign(out_f, out_spec, lhs_f, specs[0], rhs_f, specs[1], contracted, both=False)
         in_specs = _spec(lhs_f, axes), _spec(rhs_f, axes)
         lhs, rhs = (
-            x if _padded(wanted, x.ndim) == have else jax.reshard(x, wanted)
+            x if _padded(NamedSharding(mesh, wanted), x.ndim) == have else jax.reshard(x, wanted)
             for x, have, wanted in zip((lhs, rhs), specs, in_specs, strict=True)
         )
         local = functools.partial(_local_product, summed=summed, params=params)

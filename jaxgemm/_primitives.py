@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxgemm import _compat
 from jaxgemm._choose import Request
+from jaxgemm._epilogue import accumulator_dtype, apply_epilogue
 from jaxgemm._lowering import composed, dot_general_aval, local_gemm_p
 from jaxgemm._partition import lower_partitioned
 from jaxgemm._plan import DimensionNumbers, Dims, free_dims
@@ -149,16 +150,27 @@ ad.defbilinear(
 )
 
 
-def _fused_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    active = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+def _fused_jvp(primals: Any, tangents: Any, *, activation: str, preferred_element_type: Any, **params: Any) -> Any:
+    """The tangent of the accumulator is rounded to the dtype of the result, as it is where a bias and an activation
+    follow ``jnp.matmul``: so the cotangent has that dtype too, and the gradient's two GEMMs have dtypes of kernels.
+    """
+    lhs, rhs, *bias = primals
+    d_lhs, d_rhs, *d_bias = tangents
+    dot = functools.partial(gemm_p.bind, **params)
+    out_dtype = jax.eval_shape(functools.partial(dot, preferred_element_type=preferred_element_type), lhs, rhs).dtype
+    accumulator = dot(lhs, rhs, preferred_element_type=accumulator_dtype(out_dtype))
+    terms = [
+        dot(*operands, preferred_element_type=out_dtype)
+        for operands, tangent in (((d_lhs, rhs), d_lhs), ((lhs, d_rhs), d_rhs))
+        if not isinstance(tangent, ad.Zero)
+    ]
+    d_accumulator = sum(terms[1:], terms[0]).astype(accumulator.dtype) if terms else lax.full_like(accumulator, 0)
 
-    def function(*inputs: Any) -> Any:
-        operands = list(primals)
-        for i, x in zip(active, inputs, strict=True):
-            operands[i] = x
-        return _composed_fused(*operands, **params)
+    def finish(accumulator: Any, *bias: Any) -> Any:
+        return apply_epilogue(accumulator, bias[0] if bias else None, activation).astype(out_dtype)
 
-    return jax.jvp(function, tuple(primals[i] for i in active), tuple(tangents[i] for i in active))
+    d_bias = [ad.instantiate_zeros(t) for t in d_bias]
+    return jax.jvp(finish, (accumulator, *bias), (d_accumulator, *d_bias))
 
 
 ad.primitive_jvps[fused_gemm_p] = _fused_jvp

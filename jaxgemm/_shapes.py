@@ -67,7 +67,7 @@ def matmul_shapes(lhs: Shape, rhs: Shape) -> MatmulShapes:
         else:
             raise ValueError(
                 f"jaxgemm.matmul cannot broadcast the batch dimensions of lhs {lhs} and rhs {rhs}: {left} is neither "
-                f"{right} nor 1"
+                f"{right} nor 1. Reshape an operand"
             )
         batch_shape.append(right if i in rhs_only else left)
     lhs_batch = [i for i in range(lhs_first, depth) if i not in lhs_squeeze]

@@ -247,3 +247,11 @@ def test_symbolic_shapes_take_no_kernel_with_a_workspace() -> None:
         with pytest.raises(ValueError, match="needs a workspace, whose size symbolic dimensions do not give"):
             choose(asked, name, 90)
     assert "wmma_naive:16x16x16" in needy
+
+
+def test_explain_takes_what_the_call_takes() -> None:
+    x = jnp.ones((3, 4))
+    described = jaxgemm.explain(x, x.T, bias=jax.ShapeDtypeStruct((3,), np.float32), activation="relu")
+    assert described.kernel is not None
+    by_einsum = jaxgemm.explain(x, x, function=functools.partial(jaxgemm.einsum, "ik,jk->ij"))
+    assert "NT" in by_einsum.problem

@@ -245,3 +245,25 @@ def test_export_with_a_symbolic_batch_and_gradient() -> None:
     want = jax.grad(lambda p, q: jax.nn.silu(p @ q).sum(), (0, 1))(p, q)
     for got, expected in zip(exported.call(p, q), want, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_gradients_of_the_fused_form_run_on_kernels(dtype: str) -> None:
+    def loss(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+        return jaxgemm.matmul(x, w, bias=b, activation="gelu").astype(np.float32).sum()
+
+    text = cuda_text(
+        jax.grad(loss, argnums=(0, 1, 2)), struct((32, 64), dtype), struct((64, 48), dtype), struct((48,), dtype)
+    )
+    assert len(custom_calls(text)) == 3
+    for op in ("dot_general", "transpose"):
+        assert count_ops(text, op) == 0
+
+
+def test_bias_with_symbolic_dimensions() -> None:
+    (m,) = export.symbolic_shape("m")
+    checks = [export.DisabledSafetyCheck.custom_call(GEMM_TARGET)]
+    exported = export.export(
+        jax.jit(lambda x, w, b: jaxgemm.matmul(x, w, bias=b)), platforms=["cuda"], disabled_checks=checks
+    )(struct((m, 4), "float32"), struct((4, 5), "float32"), struct((5,), "float32"))
+    assert exported.out_avals[0].shape == (m, 5)

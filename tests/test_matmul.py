@@ -261,3 +261,29 @@ def test_an_activation_of_numbers_that_have_none(dtype: str) -> None:
     with pytest.raises(TypeError, match=rf"activation='silu' needs a floating-point result, this one is {dtype}"):
         jaxgemm.matmul(x, x, activation="silu")
     assert jaxgemm.matmul(x, x, bias=x).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("operand", "bias", "preferred"),
+    [("float32", "complex64", None), ("int32", "float32", None), ("int8", "float32", "int32"), ("bool", "int32", None)],
+)
+def test_bias_that_would_lose_its_value_is_refused(operand: str, bias: str, preferred: str | None) -> None:
+    x = jnp.ones((4, 4), operand)
+    with pytest.raises(TypeError, match=f"bias of dtype {bias} cannot be added to a result of dtype"):
+        jaxgemm.matmul(x, x, bias=jnp.ones(4, bias), preferred_element_type=preferred)
+
+
+def test_64_bit_requests_without_x64_are_those_of_lax() -> None:
+    x = jnp.ones((3, 3))
+    numbers = (((1,), (0,)), ((), ()))
+    for wanted in (np.float64, float, "float64"):
+        assert jaxgemm.dot_general(x, x, numbers, preferred_element_type=wanted).dtype == np.float32
+        assert jaxgemm.matmul(x, x, bias=x[0], preferred_element_type=wanted).dtype == np.float32
+
+
+def test_unequal_sizes_of_dot_general_are_named() -> None:
+    x, y = jnp.ones((3, 4)), jnp.ones((5, 6))
+    with pytest.raises(TypeError, match=r"dimension 1 of lhs \(3, 4\) has 4, dimension 0 of rhs \(5, 6\) has 5"):
+        jaxgemm.dot_general(x, y, (((1,), (0,)), ((), ())))
+    with pytest.raises(ValueError, match="kernel='nope' is none"):
+        jaxgemm.einsum("ij->ji", x, kernel="nope")

@@ -269,3 +269,36 @@ def test_the_program_for_cuda_has_one_local_call(rng: np.random.Generator) -> No
     text = jax.jit(mapped).trace(x, y).lower(lowering_platforms=("cuda",)).as_text()
     (line,) = [line for line in text.splitlines() if "@jaxgemm_gemm(" in line]
     assert "tensor<4x24xf32>, tensor<24x8xf32>) -> tensor<4x8xf32>" in line
+
+
+def test_a_mesh_that_nothing_is_put_on() -> None:
+    """Operands that no one has placed: XLA describes them by shardings without a spec."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    lhs, rhs = jnp.arange(32.0).reshape(8, 4), jnp.arange(64.0).reshape(4, 16)
+    with jax.set_mesh(mesh):
+        assert np.array_equal(jax.jit(jaxgemm.matmul)(lhs, rhs), lhs @ rhs)
+        placed = jax.device_put(lhs, NamedSharding(mesh, P("d", None)))
+        gradient = jax.jit(jax.grad(lambda x: jaxgemm.matmul(x, rhs).sum()))(placed)
+        assert np.array_equal(gradient, jnp.ones((8, 16)) @ rhs.T)
+
+
+def test_booleans_with_a_split_contraction() -> None:
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    lhs, rhs = np.eye(8, 16, dtype=bool), np.eye(16, 8, dtype=bool)[:, ::-1]
+    placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in ((lhs, P(None, "d")), (rhs, P("d", None)))]
+    with jax.set_mesh(mesh):
+        out = jax.jit(jaxgemm.matmul)(*placed)
+    assert out.dtype == np.bool_
+    assert np.array_equal(out, lhs @ rhs)
+
+
+def test_out_sharding_of_concrete_meshes_and_of_unreduced_axes() -> None:
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    numbers = (((1,), (0,)), ((), ()))
+    with jax.set_mesh(mesh):
+        lhs = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("a", "b")))
+        rhs = jax.device_put(jnp.ones((16, 4)), NamedSharding(mesh, P("b", None)))
+        out = jaxgemm.dot_general(lhs, rhs, numbers, out_sharding=NamedSharding(mesh, P("a", None)))
+        assert np.array_equal(out, np.full((8, 4), 16.0))
+        with pytest.raises(NotImplementedError, match="no unreduced results"):
+            jaxgemm.dot_general(lhs, rhs, numbers, out_sharding=P("a", None, unreduced={"b"}))
