@@ -273,7 +273,7 @@ def test_the_program_for_cuda_has_one_local_call(rng: np.random.Generator) -> No
 
 def test_a_mesh_that_nothing_is_put_on() -> None:
     """Operands that no one has placed: XLA describes them by shardings without a spec."""
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    mesh = Mesh(np.array(jax.devices("cpu")[:8]), ("d",), axis_types=(AxisType.Auto,))
     lhs, rhs = jnp.arange(32.0).reshape(8, 4), jnp.arange(64.0).reshape(4, 16)
     with jax.set_mesh(mesh):
         assert np.array_equal(jax.jit(jaxgemm.matmul)(lhs, rhs), lhs @ rhs)
@@ -283,7 +283,7 @@ def test_a_mesh_that_nothing_is_put_on() -> None:
 
 
 def test_booleans_with_a_split_contraction() -> None:
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    mesh = Mesh(np.array(jax.devices("cpu")[:8]), ("d",), axis_types=(AxisType.Auto,))
     lhs, rhs = np.eye(8, 16, dtype=bool), np.eye(16, 8, dtype=bool)[:, ::-1]
     placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in ((lhs, P(None, "d")), (rhs, P("d", None)))]
     with jax.set_mesh(mesh):
@@ -293,7 +293,7 @@ def test_booleans_with_a_split_contraction() -> None:
 
 
 def test_out_sharding_of_concrete_meshes_and_of_unreduced_axes() -> None:
-    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    mesh = Mesh(np.array(jax.devices("cpu")[:8]).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     numbers = (((1,), (0,)), ((), ()))
     with jax.set_mesh(mesh):
         lhs = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("a", "b")))
