@@ -15,15 +15,8 @@ from jax import lax
 
 from benchmarks import peers, plot, render, results, shapes, trees
 from benchmarks.limits import LIMITS
+from tests.benchmark_data import HEADER
 
-HEADER: results.Header = {
-    "device": "NVIDIA H200",
-    "driver": "580.0",
-    "cuda": "13.0",
-    "jax": "0.11.2",
-    "date": "2026-11-21T00:00:00Z",
-    "trees": {"cuda": "a" * 40, "jaxgemm": "b" * 40},
-}
 FAKE_US = {"slow:1": 80_000.0, "fast:1": 300.0, "fast:2": 200.0}
 
 

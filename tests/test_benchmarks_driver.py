@@ -15,15 +15,7 @@ from rich.console import Console
 
 from benchmarks import bench, checks, peers, results, shapes
 from jaxgemm import _timing
-
-HEADER: results.Header = {
-    "device": "NVIDIA H200",
-    "driver": "580.0",
-    "cuda": "13.0",
-    "jax": "0.11.2",
-    "date": "2026-11-21T00:00:00Z",
-    "trees": {"cuda": "a" * 40, "jaxgemm": "b" * 40},
-}
+from tests.benchmark_data import HEADER
 
 
 class FakeKernel(SimpleNamespace):
