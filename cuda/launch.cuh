@@ -80,19 +80,13 @@ constexpr KernelInfo describe() {
           .fused_epilogue = true};
 }
 
-// The CTA's dynamic shared memory, which describe<Config>() sized for one SharedStorage.
-template <class SharedStorage>
-__device__ SharedStorage& shared_storage() {
-  extern __shared__ __align__(128) unsigned char smem_bytes[];
-  return *reinterpret_cast<SharedStorage*>(smem_bytes);
-}
-
 inline int64_t no_workspace(const Problem&) { return 0; }
 
-// Enqueues kernel<<<ctas, threads, smem_bytes, stream>>>(args...) and returns "" or CUDA's own words for what failed.
-template <class... Params, class... Args>
+// Enqueues kernel<<<ctas, threads, smem_bytes, stream>>>(args...) in clusters of kClusterCtas and returns "" or CUDA's
+// own words for what failed.
+template <int kClusterCtas = 1, class... Params, class... Args>
 std::string launch_kernel(void (*kernel)(Params...), int64_t ctas, int threads, int smem_bytes, void* stream,
-                          Args... args) {
+                          const Args&... args) {
   constexpr int kDefaultSmemBytes = 48 * 1024;  // more must be asked for, CUDA C++ programming guide, "Shared memory"
   if (smem_bytes > kDefaultSmemBytes) {
     if (cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
@@ -106,6 +100,13 @@ std::string launch_kernel(void (*kernel)(Params...), int64_t ctas, int threads, 
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(smem_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute cluster = {};
+  if constexpr (kClusterCtas > 1) {
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {kClusterCtas, 1, 1};
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+  }
   if (cudaError_t status = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...); status != cudaSuccess) {
     (void)cudaGetLastError();
     return std::string("cudaLaunchKernelEx: ") + cudaGetErrorString(status);

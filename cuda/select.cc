@@ -27,8 +27,9 @@ constexpr double kFmasPerKTile = 2.2e6;    // and as long as one k-tile that not
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// CTAs that fit a multiprocessor of compute capability 8.0 and later (CUDA C++ programming guide, "Technical
-// Specifications per Compute Capability"); registers are estimated from the accumulators.
+// CTAs that fit a multiprocessor of compute capability 9.0, and nearly so on the others, which is enough to rank
+// (CUDA C++ programming guide, "Technical Specifications per Compute Capability"); registers are estimated from the
+// accumulators.
 int64_t resident_ctas(const KernelInfo& info) {
   constexpr int kThreads = 2048, kRegisters = 65536, kReservedSmemBytes = 1024;
   const int accumulators = std::max(1, info.warp_tile.m * info.warp_tile.n / 32);

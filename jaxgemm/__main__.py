@@ -119,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         console.print(_kernel_table(kernel_rows))
         console.print(_layer_table(layer_rows))
-        console.print("Every result lies within its error bound of a float64 reference.")
+        console.print(
+            "Every product lies within its error bound of a float64 reference; the blocks are as close to it as jnp's."
+        )
     return 0
 
 

@@ -55,7 +55,10 @@ def composed(
     return apply_epilogue(accumulator, bias[0] if bias else None, activation).astype(out_dtype)
 
 
-def _abstract_eval(lhs: Any, rhs: Any, *bias: Any, kernel: str | None, activation: str, **params: Any) -> Any:
+def gemm_aval(
+    lhs: Any, rhs: Any, *bias: Any, kernel: str | None, activation: str = NO_ACTIVATION, **params: Any
+) -> Any:
+    """The abstract result of all our primitives: bias, activation and kernel change nothing of it."""
     return dot_general_aval(lhs, rhs, **params)
 
 
@@ -139,7 +142,7 @@ def _lower_for_cuda(
     return list(lowered)[:1]
 
 
-local_gemm_p.def_abstract_eval(_abstract_eval)
+local_gemm_p.def_abstract_eval(gemm_aval)
 _compat.compile_when_eager(local_gemm_p)
 mlir.register_lowering(local_gemm_p, _lower_anywhere)
 mlir.register_lowering(local_gemm_p, _lower_for_cuda, platform="cuda")

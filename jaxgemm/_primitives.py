@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxgemm import _compat
 from jaxgemm._choose import Request
 from jaxgemm._epilogue import accumulator_dtype, apply_epilogue
-from jaxgemm._lowering import composed, dot_general_aval, local_gemm_p
+from jaxgemm._lowering import composed, gemm_aval, local_gemm_p
 from jaxgemm._partition import lower_partitioned
 from jaxgemm._plan import DimensionNumbers, Dims, free_dims
 
@@ -25,12 +25,8 @@ gemm_p = Primitive("jaxgemm_gemm")
 fused_gemm_p = Primitive("jaxgemm_fused_gemm")
 
 
-def _abstract_eval(lhs: Any, rhs: Any, *bias: Any, kernel: str | None, activation: str = "none", **params: Any) -> Any:
-    return dot_general_aval(lhs, rhs, **params)
-
-
 for _primitive in (gemm_p, fused_gemm_p):
-    _primitive.def_abstract_eval(_abstract_eval)
+    _primitive.def_abstract_eval(gemm_aval)
     _compat.compile_when_eager(_primitive)
 
 

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "../gemm.h"
-#include "../view.h"
+#include "gemm.h"
+#include "view.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxgemm {

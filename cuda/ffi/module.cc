@@ -7,10 +7,10 @@
 
 #include <stdexcept>
 
-#include "../gemm.h"
-#include "../source_hash.h"
-#include "../view.h"
+#include "gemm.h"
 #include "gemm_ffi.h"
+#include "source_hash.h"
+#include "view.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

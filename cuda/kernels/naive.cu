@@ -2,11 +2,11 @@
 //
 // The first rung: correct, and bound by the load units, which fetch two floats for every multiply-add. Threads of a
 // warp lie along a row of out, so that they read one element of lhs together and 32 neighbours of rhs (layout NN).
-#include "../epilogue/epilogue.cuh"
-#include "../launch.cuh"
-#include "../tile/global_matrix.cuh"
-#include "../tile/launch_tiles.cuh"
-#include "../tile/scheduler.cuh"
+#include "epilogue/epilogue.cuh"
+#include "launch.cuh"
+#include "tile/global_matrix.cuh"
+#include "tile/launch_tiles.cuh"
+#include "tile/scheduler.cuh"
 
 namespace jaxgemm {
 namespace {

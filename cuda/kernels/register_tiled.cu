@@ -7,11 +7,12 @@
 // Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", SC 2008, for blocking in registers;
 // the 8 x 8 block in four quarters and the two stages are described in NVIDIA's "CUTLASS: fast linear algebra in CUDA
 // C++", 2017.
-#include "../epilogue/epilogue.cuh"
-#include "../launch.cuh"
-#include "../tile/global_matrix.cuh"
-#include "../tile/launch_tiles.cuh"
-#include "../tile/scheduler.cuh"
+#include "epilogue/epilogue.cuh"
+#include "launch.cuh"
+#include "ptx/shared_storage.cuh"
+#include "tile/global_matrix.cuh"
+#include "tile/launch_tiles.cuh"
+#include "tile/scheduler.cuh"
 
 namespace jaxgemm {
 namespace {

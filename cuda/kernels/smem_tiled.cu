@@ -5,11 +5,12 @@
 // the transposing happens on the way into shared memory. What bounds it next: two loads from shared memory for every
 // multiply-add.
 // Source: CUDA C++ programming guide, "Shared memory", example of a tiled matrix product.
-#include "../epilogue/epilogue.cuh"
-#include "../launch.cuh"
-#include "../tile/global_matrix.cuh"
-#include "../tile/launch_tiles.cuh"
-#include "../tile/scheduler.cuh"
+#include "epilogue/epilogue.cuh"
+#include "launch.cuh"
+#include "ptx/shared_storage.cuh"
+#include "tile/global_matrix.cuh"
+#include "tile/launch_tiles.cuh"
+#include "tile/scheduler.cuh"
 
 namespace jaxgemm {
 namespace {

@@ -11,12 +11,13 @@
 // workspace is sized) goes through shared memory instead, tile by tile.
 //
 // Source: the padded WMMA kernel "wmmaKernel"/"wmma_matmul" (one warp per tile, padding hidden from the user).
-#include "../epilogue/epilogue.cuh"
-#include "../launch.cuh"
-#include "../ptx/wmma.cuh"
-#include "../tile/global_matrix.cuh"
-#include "../tile/pad_copy.h"
-#include "../tile/scheduler.cuh"
+#include "epilogue/epilogue.cuh"
+#include "launch.cuh"
+#include "ptx/shared_storage.cuh"
+#include "ptx/wmma.cuh"
+#include "tile/global_matrix.cuh"
+#include "tile/pad_copy.h"
+#include "tile/scheduler.cuh"
 
 namespace jaxgemm {
 namespace {

@@ -17,12 +17,13 @@
 #include <array>
 #include <utility>
 
-#include "../epilogue/epilogue.cuh"
-#include "../launch.cuh"
-#include "../ptx/wmma.cuh"
-#include "../tile/global_matrix.cuh"
-#include "../tile/pad_copy.h"
-#include "../tile/scheduler.cuh"
+#include "epilogue/epilogue.cuh"
+#include "launch.cuh"
+#include "ptx/shared_storage.cuh"
+#include "ptx/wmma.cuh"
+#include "tile/global_matrix.cuh"
+#include "tile/pad_copy.h"
+#include "tile/scheduler.cuh"
 
 namespace jaxgemm {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../gemm.h"
+#include "gemm.h"
 
 namespace jaxgemm {
 

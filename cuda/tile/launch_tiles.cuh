@@ -1,9 +1,9 @@
 // The launch that the rungs without a workspace share: one CTA for each tile of out.
 #pragma once
 
-#include "../epilogue/epilogue.cuh"
-#include "../launch.cuh"
+#include "epilogue/epilogue.cuh"
 #include "global_matrix.cuh"
+#include "launch.cuh"
 #include "scheduler.cuh"
 
 namespace jaxgemm {

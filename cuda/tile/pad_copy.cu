@@ -1,4 +1,4 @@
-#include "../launch.cuh"
+#include "launch.cuh"
 #include "pad_copy.h"
 
 namespace jaxgemm {

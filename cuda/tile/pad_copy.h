@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "../gemm.h"
+#include "gemm.h"
 
 namespace jaxgemm {
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "../gemm.h"
-#include "../launch.cuh"
+#include "gemm.h"
+#include "launch.cuh"
 
 namespace jaxgemm {
 
