@@ -1,0 +1,53 @@
+"""Builds the emulator with CMake, in a folder that stays for the next time."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+def _tool(name: str) -> str:
+    """A program of this environment, else of PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / name
+    return str(beside) if beside.exists() else name
+
+
+def build(*, sanitize: bool = False, cuda: Path = ROOT / "cuda", folder: Path | None = None) -> Path:
+    """Compiles what changed and returns the library.
+
+    Args:
+      sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer, and without the emulator's own checks of plain
+        loads and stores.
+      cuda: the kernels' sources.
+      folder: where to build; by default one folder per kind of build under ``build/``.
+
+    Raises:
+      RuntimeError: with the compiler's output, if it does not compile.
+    """
+    folder = folder or ROOT / "build" / ("emulator-sanitize" if sanitize else "emulator")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:  # several test workers may want it at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _run([
+            _tool("cmake"), "-S", str(HERE), "-B", str(folder), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None",
+            f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", f"-DEMULATOR_SANITIZE={'ON' if sanitize else 'OFF'}",
+            f"-DEMULATOR_CUDA_DIR={cuda}",
+        ])  # fmt: skip
+        _run([_tool("cmake"), "--build", str(folder)])
+    return folder / "libjaxgemm_emulator.so"
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the emulator was not built: {' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    print(build(sanitize="--sanitize" in sys.argv))

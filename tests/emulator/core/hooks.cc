@@ -1,0 +1,38 @@
+// The calls that g++ -fsanitize=thread puts before every load and store of the kernels' code. ThreadSanitizer's own
+// runtime is not linked: these functions take its place. (gcc/sanitizer.def lists them.)
+#include "core/emu.h"
+
+namespace emu {
+void touch_plain(const void* pointer, size_t bytes, Access access, Pc where);
+}  // namespace emu
+
+#define EMU_HOOK(name, bytes, access) \
+  void name(void* address) { emu::touch_plain(address, bytes, emu::Access::access, EMU_CALLER); }
+#define EMU_HOOKS(bytes)                                 \
+  EMU_HOOK(__tsan_read##bytes, bytes, kRead)             \
+  EMU_HOOK(__tsan_write##bytes, bytes, kWrite)           \
+  EMU_HOOK(__tsan_unaligned_read##bytes, bytes, kRead)   \
+  EMU_HOOK(__tsan_unaligned_write##bytes, bytes, kWrite) \
+  EMU_HOOK(__tsan_volatile_read##bytes, bytes, kRead)    \
+  EMU_HOOK(__tsan_volatile_write##bytes, bytes, kWrite)
+
+extern "C" {
+
+EMU_HOOKS(1)
+EMU_HOOKS(2)
+EMU_HOOKS(4)
+EMU_HOOKS(8)
+EMU_HOOKS(16)
+
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_read_range(void* address, size_t bytes) {
+  emu::touch_plain(address, bytes, emu::Access::kRead, EMU_CALLER);
+}
+void __tsan_write_range(void* address, size_t bytes) {
+  emu::touch_plain(address, bytes, emu::Access::kWrite, EMU_CALLER);
+}
+
+}  // extern "C"

@@ -1,0 +1,242 @@
+// Finds out what an address is, and judges accesses to it.
+#include <link.h>
+
+#include <cstring>
+
+#include "core/machine.h"
+#include "core/runtime.h"
+#include "core/session.h"
+
+namespace emu {
+namespace {
+
+std::string hex(const void* address) {
+  char text[24];
+  std::snprintf(text, sizeof text, "%p", address);
+  return text;
+}
+
+std::string bytes_text(size_t bytes) { return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes"); }
+
+bool misaligned(const void* pointer, size_t alignment) {
+  return alignment > 1 && reinterpret_cast<uintptr_t>(pointer) % alignment != 0;
+}
+
+// Constants of the kernels' code: what this library was loaded to.
+bool in_own_image(const void* address) {
+  struct Image {
+    uintptr_t low = 0, high = 0;
+  };
+  static const Image image = [] {
+    Image found;
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* result) {
+          uintptr_t low = UINTPTR_MAX, high = 0;
+          for (int i = 0; i < info->dlpi_phnum; ++i) {
+            const auto& segment = info->dlpi_phdr[i];
+            if (segment.p_type != PT_LOAD) continue;
+            low = std::min<uintptr_t>(low, info->dlpi_addr + segment.p_vaddr);
+            high = std::max<uintptr_t>(high, info->dlpi_addr + segment.p_vaddr + segment.p_memsz);
+          }
+          const auto here = reinterpret_cast<uintptr_t>(&in_own_image);
+          if (here < low || here >= high) return 0;
+          *static_cast<Image*>(result) = {low, high};
+          return 1;
+        },
+        &found);
+    return found;
+  }();
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  return at >= image.low && at < image.high;
+}
+
+[[noreturn]] void out_of_bounds(const void* pointer, size_t bytes, const char* what, Pc where) {
+  std::string text = std::string(what) + " of " + bytes_text(bytes) + " at " + hex(pointer);
+  Session& s = session();
+  for (const auto* side : {"before", "past"}) {
+    const auto* byte = static_cast<const unsigned char*>(pointer);
+    // Guards are wide: what lies in one is near its tensor.
+    constexpr ptrdiff_t kNear = 4096;
+    if (Tensor* near = s.tensor_of(*side == 'b' ? byte + kNear : byte - kNear)) {
+      const ptrdiff_t distance = *side == 'b' ? near->data - byte : byte + bytes - (near->data + near->bytes);
+      fatal(Kind::kOutOfBounds, where,
+            text + ": " + bytes_text(static_cast<size_t>(distance)) + " " + side + " " + near->name + ", which has " +
+                bytes_text(near->bytes));
+    }
+  }
+  if (Tensor* tensor = s.tensor_of(pointer)) {
+    const size_t inside =
+        static_cast<size_t>(tensor->data + tensor->bytes - static_cast<const unsigned char*>(pointer));
+    fatal(Kind::kOutOfBounds, where, text + ": only " + bytes_text(inside) + " of " + tensor->name + " are left there");
+  }
+  fatal(Kind::kOutOfBounds, where, text + ": no tensor, shared memory or local variable of this thread lies there");
+}
+
+void note_writer(Tensor& tensor, size_t offset, size_t bytes, const char* what, Pc where) {
+  Session& s = session();
+  const Thread& thread = acting();
+  const uint32_t id = writer_id(s.launches, thread.cta->index, s.shape.threads, thread.index);
+  for (size_t i = offset; i < offset + bytes; ++i) {
+    const uint32_t before = __atomic_exchange_n(&tensor.writer[i], id, __ATOMIC_RELAXED);
+    if (before != 0 && before != id && launch_of(before) == launch_of(id)) {
+      report(Kind::kRace, where,
+             std::string("WAW: ") + what + " by thread " + std::to_string(thread.index) + " of CTA " +
+                 std::to_string(thread.cta->index) + " to byte " + std::to_string(i) + " of " + tensor.name +
+                 ", which thread " + std::to_string(thread_of(before) % static_cast<unsigned>(s.shape.threads)) +
+                 " of CTA " + std::to_string(thread_of(before) / static_cast<unsigned>(s.shape.threads)) +
+                 " of the same launch wrote",
+             __atomic_load_n(&tensor.writer_at[i], __ATOMIC_RELAXED));
+    }
+    __atomic_store_n(&tensor.writer_at[i], where, __ATOMIC_RELAXED);
+  }
+}
+
+void check_written(const Tensor& tensor, size_t offset, size_t bytes, const char* what, Pc where) {
+  const Session& s = session();
+  const unsigned threads = static_cast<unsigned>(s.shape.threads);
+  for (size_t i = offset; i < offset + bytes; ++i) {
+    const uint32_t writer = __atomic_load_n(&tensor.writer[i], __ATOMIC_RELAXED);
+    if (writer == 0) {
+      report(Kind::kUninitialised, where,
+             std::string(what) + " of byte " + std::to_string(i) + " of " + tensor.name + ", which nobody wrote");
+      return;
+    }
+    if (launch_of(writer) == (s.launches & 15) && thread_of(writer) / threads != acting().cta->index) {
+      report(Kind::kRace, where,
+             std::string("RAW: ") + what + " by CTA " + std::to_string(acting().cta->index) + " of byte " +
+                 std::to_string(i) + " of " + tensor.name + ", which CTA " +
+                 std::to_string(thread_of(writer) / threads) + " of the same launch wrote",
+             __atomic_load_n(&tensor.writer_at[i], __ATOMIC_RELAXED));
+      return;
+    }
+  }
+}
+
+void touch_plain_shared(const void* pointer, size_t bytes, Access access, Pc where) {
+  const SharedAddress address =
+      shared_address(pointer, bytes, bytes, access == Access::kRead ? "load" : "store", where);
+  Thread& thread = *current();
+  touch_shared(thread_actor(thread, access == Access::kRead ? "load" : "store", where), address, bytes, access);
+  if (session().schedule.conflicts) {
+    thread.cta->warps[static_cast<size_t>(thread.warp())].conflicts.add(where, thread.lane(), address.offset, bytes,
+                                                                        access);
+  }
+}
+
+bool in_arena(const Cluster& cluster, const void* pointer) {
+  const auto offset = reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(cluster.arena.get());
+  return offset < cluster.ctas.size() * kSharedStride;
+}
+
+}  // namespace
+
+// Every load and store of the kernels' code that is not an instruction of the PTX layer.
+void touch_plain(const void* pointer, size_t bytes, Access access, Pc where) {
+  Thread* thread = current();
+  if (thread == nullptr) return;
+  Cluster& cluster = *thread->cta->cluster;
+  const auto* byte = static_cast<const char*>(pointer);
+  const char* stack = cluster.stacks.bottom(thread->cta->rank * session().shape.threads + thread->index);
+  if (byte >= stack && byte < stack + kStackBytes) return;
+  if (in_arena(cluster, pointer)) {
+    touch_plain_shared(pointer, bytes, access, where);
+    return;
+  }
+  const char* what = access == Access::kRead ? "load" : "store";
+  if (session().tensor_of(pointer) == nullptr && access == Access::kRead) {
+    const Session& s = session();
+    const auto* params = static_cast<const char*>(s.params);
+    if ((byte >= params && byte < params + s.params_bytes) || in_own_image(pointer)) return;
+  }
+  touch_global(pointer, bytes, bytes, access, what, where);
+}
+
+void copy_vector(void* to, const void* from, size_t bytes) {
+  const Pc where = EMU_CALLER;
+  if (in_kernel()) {
+    for (const void* pointer : {const_cast<const void*>(to), from}) {
+      if (misaligned(pointer, bytes)) {
+        fatal(Kind::kMisaligned, where, "a vector of " + bytes_text(bytes) + " at " + hex(pointer));
+      }
+    }
+    touch_plain(from, bytes, Access::kRead, where);
+    touch_plain(to, bytes, Access::kWrite, where);
+  }
+  std::memcpy(to, from, bytes);
+}
+
+SharedAddress shared_address(const void* pointer, size_t bytes, size_t alignment, const char* what, Pc where) {
+  Cluster& cluster = *acting().cta->cluster;
+  if (!in_arena(cluster, pointer)) {
+    fatal(Kind::kOutOfBounds, where, std::string(what) + " at " + hex(pointer) + ", which is not in shared memory");
+  }
+  const auto offset = static_cast<uint64_t>(reinterpret_cast<const unsigned char*>(pointer) - cluster.arena.get());
+  Cta& cta = *cluster.ctas[offset / kSharedStride];
+  const auto in_cta = static_cast<uint32_t>(offset % kSharedStride);
+  if (in_cta + bytes > static_cast<size_t>(session().shape.smem_bytes)) {
+    fatal(Kind::kOutOfBounds, where,
+          std::string(what) + " of " + bytes_text(bytes) + " at byte " + std::to_string(in_cta) +
+              " of shared memory, of which the CTA has " + std::to_string(session().shape.smem_bytes));
+  }
+  if (alignment > 1 && in_cta % alignment != 0) {
+    fatal(Kind::kMisaligned, where,
+          std::string(what) + " at byte " + std::to_string(in_cta) + " of shared memory must be aligned to " +
+              bytes_text(alignment));
+  }
+  if (cta.live == 0) {
+    fatal(Kind::kProtocol, where,
+          std::string(what) + " in the shared memory of CTA " + std::to_string(cta.index) +
+              " of the cluster, which has exited");
+  }
+  return {&cta, in_cta};
+}
+
+SharedAddress shared_address(uint32_t address, size_t bytes, size_t alignment, const char* what, Pc where) {
+  return shared_address(acting().cta->shared + address, bytes, alignment, what, where);
+}
+
+unsigned char* data(SharedAddress address) { return address.cta->shared + address.offset; }
+
+void touch_shared(const Actor& actor, SharedAddress address, size_t bytes, Access access) {
+  address.cta->shadow.touch(*address.cta, actor, address.offset, bytes, access);
+}
+
+void count_wavefronts(Pc where, const char* what, int wavefronts, int ideal) {
+  session().findings.add_wavefronts(where, what, {1, wavefronts, ideal});
+}
+
+void touch_global(const void* pointer, size_t bytes, size_t alignment, Access access, const char* what, Pc where) {
+  Tensor* tensor = session().tensor_of(pointer);
+  const auto* byte = static_cast<const unsigned char*>(pointer);
+  if (tensor == nullptr || byte + bytes > tensor->data + tensor->bytes) out_of_bounds(pointer, bytes, what, where);
+  if (misaligned(pointer, alignment)) {
+    fatal(Kind::kMisaligned, where,
+          std::string(what) + " of " + bytes_text(bytes) + " at byte " + std::to_string(byte - tensor->data) + " of " +
+              tensor->name + ", address " + hex(pointer) + ", must be aligned to " + bytes_text(alignment));
+  }
+  const auto offset = static_cast<size_t>(byte - tensor->data);
+  if (!tensor->writable) {
+    if (access == Access::kWrite) {
+      fatal(Kind::kReadOnly, where,
+            std::string(what) + " to byte " + std::to_string(offset) + " of the operand " + tensor->name);
+    }
+  } else if (access == Access::kWrite) {
+    note_writer(*tensor, offset, bytes, what, where);
+  } else {
+    check_written(*tensor, offset, bytes, what, where);
+  }
+}
+
+bool is_global(const void* pointer) { return session().tensor_of(pointer) != nullptr; }
+
+void report(Kind kind, Pc where, const std::string& text, Pc other) {
+  Findings& findings = session().findings;
+  if (findings.count(kind, where, other)) findings.explain(kind, where, other, text);
+}
+
+void fatal(Kind kind, Pc where, const std::string& text, Pc other) {
+  report(kind, where, text, other);
+  abandon();
+}
+
+}  // namespace emu
