@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <new>
 
+#include "core/poison.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -121,6 +123,7 @@ void Fiber::start(char* stack_bottom, void (*entry)(void*), void* argument) {
   argument_ = argument;
   stack_bottom_ = stack_bottom;
   fake_stack_ = nullptr;
+  permit(stack_bottom, kStackBytes);  // the frames of the fiber before, which were left and never returned from
   auto* top = reinterpret_cast<uint64_t*>(stack_bottom + kStackBytes);
 #if defined(__x86_64__)
   // As emu_switch leaves it: r15, r14, r13, r12, rbx, rbp, return address. The ABI wants the stack aligned to 16 bytes
