@@ -54,13 +54,13 @@ def asked_for_at_launch() -> list[Usage]:
     return [Usage(info.name, LAUNCH, 0, info.smem_bytes, 0) for info in _core.kernels()]
 
 
-def find_cuobjdump() -> str | None:
-    """NVIDIA's wheel in this environment, else the one on PATH."""
+def find_tool(name: str) -> str | None:
+    """A program of the CUDA toolkit: that of NVIDIA's wheel in this environment, else the one on PATH."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec and spec.submodule_search_locations) or ():
-        for path in sorted(Path(folder).glob("cu[0-9]*/bin/cuobjdump")):
+        for path in sorted(Path(folder).glob(f"cu[0-9]*/bin/{name}")):
             return str(path)
-    return shutil.which("cuobjdump")
+    return shutil.which(name)
 
 
 def demangle(symbol: str) -> str:
@@ -113,7 +113,7 @@ def parse(text: str) -> list[Usage]:
 
 def measure(module: Path) -> tuple[str, list[Usage]]:
     """The version of the compiler that made the module, and what its kernels take."""
-    if (cuobjdump := find_cuobjdump()) is None:
+    if (cuobjdump := find_tool("cuobjdump")) is None:
         raise FileNotFoundError("no cuobjdump: pip install nvidia-cuda-cuobjdump")
     output = subprocess.run([cuobjdump, "--dump-resource-usage", module], check=True, capture_output=True, text=True)
     versions = {

@@ -13,7 +13,7 @@ balMatrixIfXT0_EEENS3_IfXT1_EEENS_8EpilogueENS_8TileGridElll"
 
 @pytest.fixture(scope="module")
 def measured():
-    if resource_usage.find_cuobjdump() is None:
+    if resource_usage.find_tool("cuobjdump") is None:
         pytest.skip("cuobjdump is not installed")
     return resource_usage.measure(resource_usage.built_module())
 

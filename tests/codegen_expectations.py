@@ -1,0 +1,313 @@
+"""Which instructions the machine code of each family holds, derived from the kernel's tile; and the comparison.
+
+A family has one row in EXPECTATIONS: a function of an instance (one instantiation of one kernel of the registry) that
+says what its main loop holds for each k-tile. How many k-tiles one turn of the loop takes is ptxas' business (naive's
+are unrolled), but all counts must agree on it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sass import Function, Loop, count, matches
+
+WARP = 32
+VECTOR_BYTES = 16  # of the widest access to memory
+WORD_BYTES = 4
+FRAGMENT = 16  # wmma's M, N and K
+HMMA_N = 8  # HMMA.16816 multiplies 16 x 16 by 16 x 8: half of what wmma.mma does
+LDSM_MATRIX = 8  # rows and columns of what LDSM and MOVM handle; LDSM.4 loads four
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """For what ptxas may copy, or the source leaves to the compiler; an int says exactly how many."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"at least {self.number}"
+
+
+Count = int | AtLeast
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One instantiation of a kernel's template. `arguments` are those behind the Config."""
+
+    info: Any  # _core.KernelInfo
+    arguments: tuple[str, ...]
+
+    @property
+    def transposed(self) -> tuple[bool, bool]:
+        """Of lhs and rhs: by custom the last two arguments."""
+        lhs, rhs = self.arguments[-2:]
+        return lhs == "true", rhs == "true"
+
+    @property
+    def warps_k(self) -> int:
+        """How many warps share a warp tile."""
+        (m, n, _), (warp_m, warp_n, _) = self.info.cta_tile, self.info.warp_tile
+        return share(self.info.threads, WARP * share(m, warp_m) * share(n, warp_n))
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Counts by pattern: an opcode's name, perhaps with wildcards, and modifiers that it must have (sass.matches)."""
+
+    main_loop: tuple[str, ...]
+    """The main loops are the innermost ones that hold all of these."""
+    k_tile: Mapping[str, Count]
+    """What they hold for each k-tile. The first is an exact number, from which the number of k-tiles follows."""
+    kernel: Mapping[str, Count] = field(default_factory=dict)
+    """What the whole kernel holds."""
+    only_in_main_loops: tuple[str, ...] = ()
+
+
+def share(total: int, parts: int) -> int:
+    if total % parts:
+        raise ValueError(f"{total} is not a multiple of {parts}")
+    return total // parts
+
+
+def outputs_per_thread(instance: Instance) -> int:
+    m, n, _ = instance.info.cta_tile
+    return share(m * n, instance.info.threads)
+
+
+def naive(instance: Instance) -> Expectation:
+    fmas = outputs_per_thread(instance) * instance.info.cta_tile[2]
+    return Expectation(
+        main_loop=("FFMA", "LDG"),
+        k_tile={"FFMA": fmas, "LDG": 2 * fmas, "LDG.128": 0},
+        kernel={"*MMA": 0, "LDS": 0, "STS": 0},
+    )
+
+
+def smem_tiled(instance: Instance) -> Expectation:
+    m, n, k = instance.info.cta_tile
+    fmas = outputs_per_thread(instance) * k
+    staged = share((m + n) * k, instance.info.threads)
+    return Expectation(
+        main_loop=("FFMA", "LDS"),
+        k_tile={"BAR": 2, "FFMA": fmas, "LDS": 2 * fmas, "LDG": staged, "STS": staged},
+        kernel={"*MMA": 0},
+    )
+
+
+def register_tiled(instance: Instance) -> Expectation:
+    m, n, k = instance.info.cta_tile
+    outputs = outputs_per_thread(instance)
+    side = math.isqrt(outputs)  # a thread's block of out is a square
+    assert side * side == outputs
+    vector = VECTOR_BYTES // WORD_BYTES
+    vectors = [share(extent * k, instance.info.threads * vector) for extent in (m, n)]  # that a thread stages
+    # An operand that is contiguous along k is transposed on its way into shared memory, word by word.
+    scattered = [not instance.transposed[0], instance.transposed[1]]
+    stores = [v * (vector if words else 1) for v, words in zip(vectors, scattered, strict=True)]
+    fragments = share(2 * side, vector) * k
+    return Expectation(
+        main_loop=("FFMA", "LDS"),
+        k_tile={
+            "BAR": 1,
+            "FFMA": outputs * k,
+            "LDS": fragments,
+            "LDS.128": fragments,
+            "STS": sum(stores),
+            "STS.128": sum(v for v, words in zip(vectors, scattered, strict=True) if not words),
+            "LDG.128": AtLeast(sum(vectors)),  # the paths of interior and edge tiles, which ptxas may merge
+        },
+        kernel={"*MMA": 0, "STG.128": AtLeast(1)},
+    )
+
+
+def tensor_core_loop(instance: Instance) -> dict[str, Count]:
+    """Of kernels that give wmma 16 x 16 fragments from shared memory. A fragment is four 8 x 8 matrices: one LDSM."""
+    warp_m, warp_n, k = instance.info.warp_tile
+    slices = share(k, FRAGMENT * instance.warps_k)
+    lhs, rhs = share(warp_m, FRAGMENT) * slices, share(warp_n, FRAGMENT) * slices
+    # The tensor core wants A row-major and B column-major; LDSM turns what lies in memory the other way.
+    turned = lhs * instance.transposed[0] + rhs * (not instance.transposed[1])
+    hmma = share(warp_m, FRAGMENT) * share(warp_n, HMMA_N) * slices
+    bfloat16 = "__nv_bfloat16" in instance.arguments
+    return {
+        "*MMA": hmma,
+        "HMMA.16816.F32": hmma,
+        "HMMA.BF16": hmma if bfloat16 else 0,
+        "FFMA": 0,
+        "LDSM.4": lhs + rhs,
+        "LDSM.MT88": turned,
+        "LDSM.M88": lhs + rhs - turned,
+    }
+
+
+def fragment_stores(fragments: int) -> int:
+    """STS.64 by which wmma.store writes float32 accumulators."""
+    return fragments * share(FRAGMENT * FRAGMENT, WARP * 2)
+
+
+def wmma_naive(instance: Instance) -> Expectation:
+    fragment_words = share(FRAGMENT * FRAGMENT * 2, WARP * WORD_BYTES)  # that a lane loads of one operand
+    turned = instance.transposed[0] + (not instance.transposed[1])
+    return Expectation(
+        main_loop=("HMMA",),
+        k_tile={
+            "BAR": 2 * 2,  # around the staging of an operand that wmma can't read in place
+            **tensor_core_loop(instance),
+            "LDG.E": AtLeast(2 * fragment_words),
+            "LDG.U16": AtLeast(2),  # the copies of the staging are loops, unrolled as ptxas likes
+            "MOVM.MT88": turned * (FRAGMENT // LDSM_MATRIX) ** 2,  # what LDSM does for shared memory
+        },
+        kernel={"STS.64": fragment_stores(1), "LDS.128": AtLeast(1), "STG.128": AtLeast(1)},
+        only_in_main_loops=("*MMA", "LDSM"),
+    )
+
+
+def wmma_tiled(instance: Instance) -> Expectation:
+    m, n, k = instance.info.cta_tile
+    elems = VECTOR_BYTES // 2
+    vectors = share((m + n) * k, elems * instance.info.threads)  # that a thread stages
+    fragments_n = share(instance.info.warp_tile[1], FRAGMENT)
+    return Expectation(
+        main_loop=("HMMA",),
+        k_tile={
+            "BAR": 1,
+            **tensor_core_loop(instance),
+            "LDG.128": vectors,
+            "LDG.U16": vectors * elems,  # of operands whose rows are not whole vectors
+            "STS": vectors,
+            "STS.128": vectors,
+        },
+        kernel={
+            "STS.64": fragment_stores(fragments_n),  # a strip: the first row of fragments
+            "LDS": instance.warps_k,  # partial sums of four columns, one from each warp that shares the tile
+            "LDS.128": instance.warps_k,
+            "STG.128": AtLeast(1),
+        },
+        only_in_main_loops=("*MMA", "LDSM"),
+    )
+
+
+EXPECTATIONS: dict[str, Callable[[Instance], Expectation]] = {
+    "naive": naive,
+    "smem_tiled": smem_tiled,
+    "register_tiled": register_tiled,
+    "wmma_naive": wmma_naive,
+    "wmma_tiled": wmma_tiled,
+}
+
+# Kernels that are no row of the registry, by name without template arguments: what the whole kernel holds.
+HELPERS: dict[str, dict[str, Count]] = {
+    "pad_copy.cu: pad_copy_kernel": {"LDG.128": AtLeast(1), "STG.128": AtLeast(1)},
+}
+
+# Every kernel; a family's own counts come before these. Local memory is spilled registers, or an array that is indexed
+# at run time; generic loads and stores are pointers whose memory the compiler lost track of.
+EVERYWHERE: dict[str, Count] = {"LDL": 0, "STL": 0, "LD": 0, "ST": 0}
+
+
+def instances_of(info: Any) -> int:
+    """How often a kernel's template is instantiated: for each dtype of the operands, in each layout."""
+    return len({(lhs, rhs) for lhs, rhs, _ in info.dtypes}) * len(info.layouts)
+
+
+def differs(opcodes: Mapping[str, int], expected: Mapping[str, Count], times: int = 1) -> list[str]:
+    wrong = []
+    for pattern, wanted in expected.items():
+        found = count(opcodes, pattern)
+        if isinstance(wanted, AtLeast):
+            if found < wanted.number * times:
+                wrong.append(f"{found} {pattern}, not {AtLeast(wanted.number * times)}")
+        elif found != wanted * times:
+            wrong.append(f"{found} {pattern}, not {wanted * times}")
+    return wrong
+
+
+def check_main_loop(loop: Loop, expectation: Expectation) -> list[str]:
+    pattern, each = next(iter(expectation.k_tile.items()))
+    assert isinstance(each, int)
+    found = count(loop.opcodes, pattern)
+    if found == 0 or found % each:
+        return [f"{found} {pattern}, not a multiple of {each}"]
+    return differs(loop.opcodes, expectation.k_tile, found // each)
+
+
+def check(function: Function, expectation: Expectation, smem_bytes: int = 0) -> list[str]:
+    """One sentence for each count of one kernel that differs from what is expected."""
+    where = f"{function.kernel} on {function.arch}"
+    everywhere = EVERYWHERE | ({"BAR": AtLeast(1)} if smem_bytes else {})
+    wrong = [f"{where} has {text}" for text in differs(function.opcodes, {**everywhere, **expectation.kernel})]
+    if not (loops := function.innermost_loops(expectation.main_loop)):
+        return [*wrong, f"{where} has no loop with {' and '.join(expectation.main_loop)}"]
+    for loop in loops:
+        wrong += [f"{where}, main loop at 0x{loop.address:x}, has {s}" for s in check_main_loop(loop, expectation)]
+    inside = frozenset().union(*(loop.members for loop in loops))
+    for pattern in expectation.only_in_main_loops:
+        outside = [
+            instruction
+            for i, instruction in enumerate(function.instructions)
+            if i not in inside and instruction.runs and matches(instruction.opcode, pattern)
+        ]
+        if outside:
+            wrong.append(f"{where} has {len(outside)} {pattern} outside its main loop, e.g. {outside[0].opcode}")
+    return wrong
+
+
+def find_instance(function: Function, infos: Iterable[Any]) -> Instance | None:
+    """Which kernel of the registry the function is: "family.cu: family_kernel<Config128x128, more arguments>"."""
+    match = re.fullmatch(r"(\w+)\.cu: \1_kernel<Config(\w+)(?:, (.*))?>", function.kernel)
+    if match is None:
+        return None
+    family, config, arguments = match.groups(default="")
+    # A Config's name may leave out the last sizes of the tile.
+    named = [info for info in infos if info.family == family and f"{info.config}x".startswith(f"{config}x")]
+    return Instance(named[0], tuple(arguments.split(", "))) if len(named) == 1 else None
+
+
+def runs_on(info: Any, arch: str) -> bool:
+    sm = int(re.sub(r"\D", "", arch))
+    return info.min_sm <= sm and (info.max_sm == 0 or sm <= info.max_sm)
+
+
+def check_module(infos: Iterable[Any], functions: Iterable[Function]) -> list[str]:
+    """One sentence for all that is wrong with the machine code of a module whose registry has these kernels."""
+    infos, functions = list(infos), list(functions)
+    wrong = [] if functions else ["the module has no machine code"]
+    if not infos:
+        wrong.append("the registry has no kernels")
+    instances: dict[tuple[str, str], int] = {
+        (info.name, arch): 0 for info in infos for arch in {f.arch for f in functions} if runs_on(info, arch)
+    }
+    for function in functions:
+        instance = find_instance(function, infos)
+        helper = HELPERS.get(function.kernel.split("<")[0])
+        if instance is None and helper is None:
+            wrong.append(
+                f"{function.kernel} is no kernel of the registry: name it family_kernel<Config..., ...>, in family.cu, "
+                "or add it to HELPERS in tests/codegen_expectations.py"
+            )
+        elif instance is None or not runs_on(instance.info, function.arch):
+            differences = differs(function.opcodes, EVERYWHERE | (helper or {}))
+            wrong += [f"{function.kernel} on {function.arch} has {text}" for text in differences]
+        else:
+            instances[instance.info.name, function.arch] += 1
+            if (expected := EXPECTATIONS.get(instance.info.family)) is not None:
+                wrong += check(function, expected(instance), instance.info.smem_bytes)
+    wrong += [
+        f"the family {family} has no row in EXPECTATIONS of tests/codegen_expectations.py: add one that says which "
+        "instructions its main loop holds for one k-tile (docs/codegen.md)"
+        for family in dict.fromkeys(info.family for info in infos)
+        if family not in EXPECTATIONS
+    ]
+    wanted = {info.name: instances_of(info) for info in infos}
+    wrong += [
+        f"{name} has {number} instantiations on {arch}, not {wanted[name]}: one for each dtype and layout"
+        for (name, arch), number in instances.items()
+        if number != wanted[name]
+    ]
+    return wrong
