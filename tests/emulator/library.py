@@ -97,13 +97,15 @@ class Finding:
     other: str
 
     def __str__(self) -> str:
-        places = "".join(f"\n    {label} {place}" for label, place in (("at", self.where), ("after", self.other)) if place)
+        places = "".join(
+            f"\n    {label} {place}" for label, place in (("at", self.where), ("after", self.other)) if place
+        )
         return f"{self.kind} (x{self.count}): {self.text}{places}"
 
 
 @dataclass(frozen=True)
 class Wavefronts:
-    """Bank conflicts of one place in the code: ``wavefronts`` where conflict-free accesses would have taken ``ideal``."""
+    """Bank conflicts of one place in the code: ``wavefronts`` where ``ideal`` would have done without conflicts."""
 
     where: str
     what: str
@@ -211,6 +213,11 @@ class Emulator:
             ctypes.byref(schedule.native()),
         )  # fmt: skip
         return out, self._to_run(self._answer(answer), np.empty(0, np.int64))
+
+    def speed(self) -> dict[str, float]:
+        """Nanoseconds of a context switch, of ucontext's, and emulated mma instructions per second."""
+        self._library.emu_speed.restype = ctypes.c_char_p
+        return self._answer(self._library.emu_speed())
 
     @staticmethod
     def _answer(text: bytes) -> Any:

@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 from jaxgemm._native import GEMM_TARGET, _core
 from jaxgemm._plan import OperandPlan, Plan
 from jaxgemm._target import target_sm
-from tests.gpu.edge_shapes import Case
+from tests.edge_shapes import Case
 
 
 def raw_call(results: Sequence[jax.ShapeDtypeStruct], operands: Sequence[Any], **attributes: Any) -> list[jax.Array]:

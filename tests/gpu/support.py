@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxgemm
-from jaxgemm._reference import error_over_bound
-from tests.gpu.edge_shapes import Case
+from tests.edge_shapes import Case
+from tests.values import DTypes, assert_equal, error_ratio, nan_bytes, rounded
 
-DTypes = tuple[str, str, str]
 KERNELS = jaxgemm.kernels()
 KERNEL_DTYPES = [(info, dtypes) for info in KERNELS for dtypes in info.dtypes]
 CANARY_BYTES = 256  # the granularity of XLA's allocator: a canary is the next thing after what lies before it
@@ -29,32 +31,16 @@ KERNEL_IDS = [info.name for info in KERNELS]
 KERNEL_DTYPE_IDS = [f"{info.name}-{'-'.join(dtypes)}" for info, dtypes in KERNEL_DTYPES]
 
 
+def cuda_program(name: str) -> str | None:
+    """A program of the CUDA toolkit, wherever it is."""
+    homes = [os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH")]
+    places = [Path(home) / folder for home in [*homes, "/usr/local/cuda"] if home for folder in ("bin", name)]
+    return shutil.which(name) or next((found for p in places if (found := shutil.which(str(p / name)))), None)
+
+
 def precision_of(dtype: str) -> str | None:
     """What these tests ask for: no kernel of this build rounds float32 operands, so they are held to HIGHEST."""
     return "highest" if dtype == "float32" else None
-
-
-def integers(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:
-    """Integers whose products add up exactly in float32 for K < 2^24 / 64, none of them zero too often."""
-    low, high = (-4, 6) if dtype == "float16" else (-7, 9)
-    return rng.integers(low, high, tuple(shape)).astype(jnp.dtype(dtype))
-
-
-def normals(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:
-    """Normal values of mean 1/4, rounded to ``dtype``."""
-    return (rng.standard_normal(tuple(shape), np.float32) + 0.25).astype(jnp.dtype(dtype))
-
-
-def rounded(exact: np.ndarray, dtype: str) -> np.ndarray:
-    """Values that float32 holds exactly (or that overflow it), rounded to ``dtype`` to nearest even."""
-    with np.errstate(all="ignore"):
-        return exact.astype(np.float32).astype(jnp.dtype(dtype))
-
-
-def nan_bytes(shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """An array of 0xFF bytes, which is NaN in every floating-point dtype."""
-    dtype = jnp.dtype(dtype)
-    return np.full(int(np.prod(shape)) * dtype.itemsize, 0xFF, np.uint8).view(dtype).reshape(tuple(shape))
 
 
 def poison_free_memory() -> None:
@@ -118,35 +104,3 @@ class Program:
             assert ratio <= 1, f"{case}: error {ratio:.3g} times its bound"
             worst = max(worst, ratio)
         return worst
-
-
-def error_ratio(out: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, k: int, dtypes: DTypes) -> float:
-    """``error_over_bound`` at HIGHEST, of arrays padded with zeros to few different sizes: few programs to compile."""
-    size = 1024
-    while size < out.size:
-        size *= 8
-
-    def padded(x: np.ndarray) -> np.ndarray:
-        flat = np.asarray(x).astype(np.float64).ravel()
-        return np.concatenate([flat, np.zeros(size - flat.size)])
-
-    assert out.dtype == jnp.dtype(dtypes[2])
-    assert out.shape == exact.shape
-    with jax.enable_x64(True):
-        arrays = [jnp.asarray(padded(x)) for x in (out, exact, magnitude)]
-    return error_over_bound(*arrays, k, dtypes[0], dtypes[2], "highest")
-
-
-def assert_equal(actual: np.ndarray, expected: np.ndarray, what: str) -> None:
-    """Same shape, dtype and values; NaN equals NaN, and a failure says where the first differences are."""
-    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), what
-    if actual.tobytes() == expected.tobytes():
-        return
-    a, b = actual.astype(np.float64), expected.astype(np.float64)
-    wrong = ~((a == b) | (np.isnan(a) & np.isnan(b)))
-    if wrong.any():
-        at = [tuple(map(int, i)) for i in np.argwhere(wrong)[:4]]
-        raise AssertionError(
-            f"{what}: {int(wrong.sum())} of {wrong.size} elements differ; at {at} got {[a[i] for i in at]}, "
-            f"expected {[b[i] for i in at]}"
-        )

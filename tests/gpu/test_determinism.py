@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import jaxgemm
-from tests.gpu.support import KERNEL_IDS, KERNELS, normals, poison_free_memory
+from tests.gpu.support import KERNEL_IDS, KERNELS, poison_free_memory
+from tests.values import normals
 
 pytestmark = pytest.mark.gpu
 

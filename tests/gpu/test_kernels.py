@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gpu.edge_shapes import LAYOUTS, Case, Shape, cases
+from tests.edge_shapes import LAYOUTS, Case, Shape, cases
 from tests.gpu.report import RecordError
-from tests.gpu.support import KERNEL_DTYPE_IDS, KERNEL_DTYPES, DTypes, Program, error_ratio, integers, normals
+from tests.gpu.support import KERNEL_DTYPE_IDS, KERNEL_DTYPES, Program
+from tests.values import DTypes, error_ratio, integers, normals
 
 pytestmark = pytest.mark.gpu
 

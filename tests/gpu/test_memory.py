@@ -11,21 +11,10 @@ import numpy as np
 import pytest
 
 import jaxgemm
-from tests.gpu.edge_shapes import BATCHES, LAYOUTS, Case, Shape, ragged_case
+from tests.edge_shapes import BATCHES, LAYOUTS, Case, Shape, ragged_case
 from tests.gpu.native import attributes_of, batched_plan, device_view, raw_call, workspace_bytes
-from tests.gpu.support import (
-    KERNEL_DTYPE_IDS,
-    KERNEL_DTYPES,
-    KERNEL_IDS,
-    KERNELS,
-    DTypes,
-    assert_equal,
-    integers,
-    nan_bytes,
-    poison_free_memory,
-    precision_of,
-    rounded,
-)  # fmt: skip
+from tests.gpu.support import KERNEL_DTYPE_IDS, KERNEL_DTYPES, KERNEL_IDS, KERNELS, poison_free_memory, precision_of
+from tests.values import DTypes, assert_equal, integers, nan_bytes, rounded
 
 pytestmark = pytest.mark.gpu
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.report import SANITIZER, SANITIZERS
+from tests.gpu.support import cuda_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("sanitizer")]
 
@@ -34,13 +34,6 @@ _ENVIRONMENT = {
     "XLA_FLAGS": "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
 }
-
-
-def _program(name: str) -> str | None:
-    """A program of the CUDA toolkit, wherever it is."""
-    homes = [os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH")]
-    places = [Path(home) / folder for home in [*homes, "/usr/local/cuda"] if home for folder in ("bin", name)]
-    return shutil.which(name) or next((found for p in places if (found := shutil.which(str(p / name)))), None)
 
 
 def _command(sanitizer: str, tool: str) -> list[str]:
@@ -90,7 +83,7 @@ class _Running:
 
 @pytest.fixture(scope="module")
 def sanitizer() -> str:
-    found = _program("compute-sanitizer")
+    found = cuda_program("compute-sanitizer")
     if found is None:
         pytest.fail("compute-sanitizer is not here: it comes with the CUDA toolkit, or set CUDA_HOME")
     return found
@@ -109,7 +102,7 @@ def all_kernels(sanitizer: str) -> Iterator[dict[str, _Running]]:
 @pytest.fixture(scope="module")
 def planted_defects(tmp_path_factory: pytest.TempPathFactory, all_kernels: Any) -> str:
     """The program with defects, compiled while the tools are busy with ours."""
-    nvcc = _program("nvcc")
+    nvcc = cuda_program("nvcc")
     if nvcc is None:
         pytest.fail("nvcc is not here: it comes with the CUDA toolkit, or set CUDA_HOME")
     binary = tmp_path_factory.mktemp("planted") / "planted_defects"

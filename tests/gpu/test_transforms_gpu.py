@@ -12,10 +12,11 @@ import pytest
 
 import jaxgemm
 from jaxgemm._reference import error_over_bound, reference
-from tests.gpu.edge_shapes import Case, Shape
+from tests.edge_shapes import Case, Shape
 from tests.gpu.native import attributes_of, batched_plan, raw_call
-from tests.gpu.support import KERNEL_IDS, KERNELS, assert_equal, integers, normals, precision_of, rounded
+from tests.gpu.support import KERNEL_IDS, KERNELS, precision_of
 from tests.helpers import MATMUL_SHAPES
+from tests.values import assert_equal, integers, normals, rounded
 
 pytestmark = pytest.mark.gpu
 

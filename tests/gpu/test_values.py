@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -12,54 +11,39 @@ import pytest
 
 import jaxgemm
 from jaxgemm._native import _core
-from tests.gpu.edge_shapes import LAYOUTS, Case, Shape, ragged_case
+from tests.edge_shapes import LAYOUTS, Case, Shape, ragged_case
 from tests.gpu.report import RecordError
-from tests.gpu.support import (
-    KERNEL_DTYPE_IDS,
-    KERNEL_DTYPES,
-    KERNEL_IDS,
-    KERNELS,
+from tests.gpu.support import KERNEL_DTYPE_IDS, KERNEL_DTYPES, KERNEL_IDS, KERNELS, Program, precision_of
+from tests.values import (
+    ACTIVATIONS,
+    EPILOGUES,
     DTypes,
-    Program,
     assert_equal,
-    error_ratio,
+    epilogue_error_ratio,
+    epilogue_operands,
     integers,
-    normals,
-    precision_of,
+    plant,
     rounded,
-)  # fmt: skip
+)
 
 pytestmark = pytest.mark.gpu
-
-
-def _at(case: Case, operand: str, outer: int, k: int) -> tuple[int, int]:
-    """Index of element (row or column ``outer``, ``k``) of an operand as it is stored."""
-    k_last = case.layout[0] == "N" if operand == "lhs" else case.layout[1] == "T"
-    return (outer, k) if k_last else (k, outer)
 
 
 @pytest.mark.parametrize(("info", "dtypes"), KERNEL_DTYPES, ids=KERNEL_DTYPE_IDS)
 def test_nan_and_infinity_stay_in_their_row_and_column(info: Any, dtypes: DTypes, rng: np.random.Generator) -> None:
     program = Program(info.name, dtypes, [ragged_case(info, layout) for layout in LAYOUTS])
-    shape = program.cases[0].shape
     clean = program.draw(integers, rng)
     for value in (np.nan, np.inf, -np.inf):
         for operand in ("lhs", "rhs"):
-            extent = shape.m if operand == "lhs" else shape.n
             operands = [(lhs.copy(), rhs.copy()) for lhs, rhs in clean]
-            # The first, a middle and the last element; each row of zeros of the other operand makes 0 * infinity.
-            marks = [(0, 0), (extent // 2, shape.k // 2), (extent - 1, shape.k - 1)]
             for case, (lhs, rhs) in zip(program.cases, operands, strict=True):
-                target, other = (lhs, rhs) if operand == "lhs" else (rhs, lhs)
-                for outer, k in marks:
-                    target[_at(case, operand, outer, k)] = value
-                    other[_at(case, "rhs" if operand == "lhs" else "lhs", 1, k)] = 0
+                marked = plant(case, {"lhs": lhs, "rhs": rhs}, operand, value)
             results = program(operands)
             program.check_exact(operands, results)
             for out in results:
                 special = ~np.isfinite(out.astype(np.float32))
                 rows = special if operand == "lhs" else special.T
-                assert rows[[outer for outer, _ in marks]].all()
+                assert rows[marked].all()
                 assert rows.sum() == 3 * rows.shape[1]
 
 
@@ -120,19 +104,9 @@ def test_hard_values(info: Any, dtypes: DTypes, rng: np.random.Generator, record
 
 # --- epilogue ---------------------------------------------------------------------------------------------------------
 
-_ERF = np.vectorize(math.erfc, otypes=[np.float64])
-_FUNCTIONS: dict[str, Any] = {
-    "none": lambda x: x,
-    "relu": lambda x: np.maximum(x, 0),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "gelu_erf": lambda x: 0.5 * x * _ERF(-x / math.sqrt(2)),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-}
-_STEEPEST = 1.13  # no activation's derivative is larger
-
 
 def test_epilogue_functions_are_all_here() -> None:
-    assert set(_FUNCTIONS) == set(_core.activations())
+    assert set(ACTIVATIONS) == set(_core.activations())
 
 
 @pytest.mark.parametrize(("info", "dtypes"), KERNEL_DTYPES, ids=KERNEL_DTYPE_IDS)
@@ -141,7 +115,6 @@ def test_epilogue(info: Any, dtypes: DTypes, rng: np.random.Generator, record_er
     assert info.fused_epilogue
     tile_m, tile_n, tile_k = info.cta_tile
     shapes = [(tile_m + 3, tile_n + 5, tile_k + 3), (tile_m, 2 * tile_n, 2 * tile_k), (5, 7, 0)]
-    variants = [(a, b) for a in _FUNCTIONS for b in (False, True) if b or a != "none"]
 
     def run(operands: Any) -> list[list[jax.Array]]:
         return [
@@ -150,29 +123,17 @@ def test_epilogue(info: Any, dtypes: DTypes, rng: np.random.Generator, record_er
                     lhs, rhs, bias=bias if has_bias else None, activation=None if name == "none" else name,
                     precision=precision_of(dtypes[0]), preferred_element_type=dtypes[2], kernel=info.name,
                 )
-                for name, has_bias in variants
+                for name, has_bias in EPILOGUES
             ]
             for lhs, rhs, bias in operands
         ]  # fmt: skip
 
-    operands = [
-        (
-            (normals(rng, (m, k), "float32") / math.sqrt(max(k, 1) / 4)).astype(jnp.dtype(dtypes[0])),
-            normals(rng, (k, n), dtypes[1]),
-            rng.standard_normal(n).astype(np.float32),
-        )
-        for m, n, k in shapes
-    ]
+    operands = [epilogue_operands(rng, shape, dtypes) for shape in shapes]
     results = jax.device_get(jax.jit(run)(operands))
     worst = 0.0
     for (lhs, rhs, bias), outs in zip(operands, results, strict=True):
-        a, b = lhs.astype(np.float64), rhs.astype(np.float64)
-        for (name, has_bias), out in zip(variants, outs, strict=True):
-            add = bias.astype(np.float64) if has_bias else np.zeros(rhs.shape[1])
-            exact = _FUNCTIONS[name](a @ b + add)
-            magnitude = _STEEPEST * (np.abs(a) @ np.abs(b) + np.abs(add))
-            # The bound of an empty sum is zero: one term is granted to the bias and the function.
-            ratio = error_ratio(np.asarray(out), exact, magnitude, max(lhs.shape[1], 1), dtypes)
+        for (name, has_bias), out in zip(EPILOGUES, outs, strict=True):
+            ratio = epilogue_error_ratio(np.asarray(out), lhs, rhs, bias if has_bias else None, name, dtypes)
             assert ratio <= 1, f"{lhs.shape} {rhs.shape} {name} bias={has_bias}: error {ratio:.3g} times its bound"
             worst = max(worst, ratio)
     record_error(info.name, worst)
@@ -181,7 +142,7 @@ def test_epilogue(info: Any, dtypes: DTypes, rng: np.random.Generator, record_er
 @pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
 def test_epilogue_keeps_nan(info: Any) -> None:
     dtype = jnp.dtype(info.dtypes[0][0])
-    names = [name for name in _FUNCTIONS if name != "none"]
+    names = [name for name in ACTIVATIONS if name != "none"]
     lhs, rhs = np.ones((5, 8), dtype), np.ones((8, 6), dtype)
     lhs[3, 2] = np.nan
     outs = jax.jit(lambda x, y: [jaxgemm.matmul(x, y, activation=a, kernel=info.name) for a in names])(lhs, rhs)

@@ -35,4 +35,9 @@ void __tsan_write_range(void* address, size_t bytes) {
   emu::touch_plain(address, bytes, emu::Access::kWrite, EMU_CALLER);
 }
 
+// Of the flag that says whether a function's static variable is initialised: host code. Kernels have no atomics.
+unsigned char __tsan_atomic8_load(const volatile unsigned char* address, int) {
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+
 }  // extern "C"

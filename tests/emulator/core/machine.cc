@@ -37,6 +37,7 @@ std::shared_ptr<void>& slot_of(States& states, const void* key) {
 }  // namespace
 
 Thread* current() { return t_current; }
+const Thread* acting_or_null() { return t_current != nullptr ? t_current : t_issuer; }
 Thread& acting() { return t_current != nullptr ? *t_current : *t_issuer; }
 Session& session() { return *t_cluster->session; }
 

@@ -104,8 +104,9 @@ struct Cluster {
   void finish(Cta& cta);
 };
 
-Thread* current();  // nullptr when no fiber runs
-Thread& acting();   // it, or else the issuer of the asynchronous operation that completes
+Thread* current();               // nullptr when no fiber runs
+Thread& acting();                // it, or else the issuer of the asynchronous operation that completes
+const Thread* acting_or_null();  // nullptr in the checks of a CTA's exit
 Session& session();
 // Ends the executing fiber for good, and with it the cluster.
 [[noreturn]] void abandon();

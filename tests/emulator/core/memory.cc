@@ -1,6 +1,7 @@
 // Finds out what an address is, and judges accesses to it.
 #include <link.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/machine.h"
@@ -23,15 +24,18 @@ bool misaligned(const void* pointer, size_t alignment) {
   return alignment > 1 && reinterpret_cast<uintptr_t>(pointer) % alignment != 0;
 }
 
-// Constants of the kernels' code: what this library was loaded to.
-bool in_own_image(const void* address) {
+// Constants of the kernels' code: what the library that they are in was loaded to.
+bool in_image_of(const void* code, const void* address) {
   struct Image {
+    const void* code = nullptr;
     uintptr_t low = 0, high = 0;
   };
-  static const Image image = [] {
-    Image found;
+  static thread_local Image image;
+  if (image.code != code) {
+    image = {code, 0, 0};
     dl_iterate_phdr(
         [](dl_phdr_info* info, size_t, void* result) {
+          Image& found = *static_cast<Image*>(result);
           uintptr_t low = UINTPTR_MAX, high = 0;
           for (int i = 0; i < info->dlpi_phnum; ++i) {
             const auto& segment = info->dlpi_phdr[i];
@@ -39,14 +43,14 @@ bool in_own_image(const void* address) {
             low = std::min<uintptr_t>(low, info->dlpi_addr + segment.p_vaddr);
             high = std::max<uintptr_t>(high, info->dlpi_addr + segment.p_vaddr + segment.p_memsz);
           }
-          const auto here = reinterpret_cast<uintptr_t>(&in_own_image);
+          const auto here = reinterpret_cast<uintptr_t>(found.code);
           if (here < low || here >= high) return 0;
-          *static_cast<Image*>(result) = {low, high};
+          found.low = low;
+          found.high = high;
           return 1;
         },
-        &found);
-    return found;
-  }();
+        &image);
+  }
   const auto at = reinterpret_cast<uintptr_t>(address);
   return at >= image.low && at < image.high;
 }
@@ -147,7 +151,9 @@ void touch_plain(const void* pointer, size_t bytes, Access access, Pc where) {
   if (session().tensor_of(pointer) == nullptr && access == Access::kRead) {
     const Session& s = session();
     const auto* params = static_cast<const char*>(s.params);
-    if ((byte >= params && byte < params + s.params_bytes) || in_own_image(pointer)) return;
+    if ((byte >= params && byte < params + s.params_bytes) ||
+        in_image_of(reinterpret_cast<const void*>(s.entry), pointer))
+      return;
   }
   touch_global(pointer, bytes, bytes, access, what, where);
 }
@@ -238,7 +244,11 @@ bool is_global(const void* pointer) { return session().tensor_of(pointer) != nul
 
 void report(Kind kind, Pc where, const std::string& text, Pc other) {
   Findings& findings = session().findings;
-  if (findings.count(kind, where, other)) findings.explain(kind, where, other, text);
+  if (!findings.count(kind, where, other)) return;
+  const Thread* thread = acting_or_null();
+  const std::string who =
+      thread ? " [thread " + std::to_string(thread->index) + " of CTA " + std::to_string(thread->cta->index) + "]" : "";
+  findings.explain(kind, where, other, text + who);
 }
 
 void fatal(Kind kind, Pc where, const std::string& text, Pc other) {

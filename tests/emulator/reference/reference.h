@@ -10,8 +10,11 @@
 // Every reference/<family>.cu, by the name that it gives to JAXGEMM_FAMILY.
 #define JAXGEMM_REFERENCE_FAMILIES(X) \
   X(simt)                             \
+  X(simt_defects)                     \
   X(sm80)                             \
-  X(sm90)
+  X(sm80_defects)                     \
+  X(sm90)                             \
+  X(sm90_defects)
 
 namespace jaxgemm {
 #define JAXGEMM_DECLARE(family) extern const std::span<const Kernel* const> family##_kernels;

@@ -1,0 +1,189 @@
+// wgmma: matrix multiply-accumulate of one warpgroup, asynchronous, D (64 x N, float32) += A (64 x 16) * B (16 x N).
+// PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions": "wgmma.mma_async", "wgmma.fence",
+// "wgmma.commit_group", "wgmma.wait_group".
+//
+// All 128 threads of a warpgroup (whose first warp's index is a multiple of four) call these functions together:
+//   wgmma_fence();           orders earlier accesses to the registers of D (and A) before the multiplications
+//   wgmma<...>(...);         any number of them; those on one D are in order
+//   wgmma_commit();
+//   wgmma_wait<kPending>();  until at most kPending of the last groups are not complete
+// In between, D and A's registers belong to the tensor cores, and the tiles in shared memory must not change. Tiles
+// that ordinary stores wrote need fence_proxy_async() before the barrier that precedes wgmma().
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "ptx/wgmma_types.cuh"
+
+namespace jaxgemm::ptx {
+
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int kPending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// The compiler does not know that wgmma_wait() ends the writing to D: this keeps reads of D behind it.
+template <int kRegisters>
+__device__ inline void pin_registers(float (&d)[kRegisters]) {
+#pragma unroll
+  for (int i = 0; i < kRegisters; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// asm needs string literals and one operand per register. For R = N / 2 accumulators, DR is the text that names them,
+// "%0, ..., %{R-1}", and OR are the operands; each continues the one before. These macros are for this header only.
+#define JAXGEMM_WGMMA_TEXT(a, b, c, e, f, g, h, i) \
+  ", %" #a ", %" #b ", %" #c ", %" #e ", %" #f ", %" #g ", %" #h ", %" #i
+#define JAXGEMM_WGMMA_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define JAXGEMM_WGMMA_EIGHT(i) JAXGEMM_WGMMA_FOUR(i), JAXGEMM_WGMMA_FOUR(i + 4)
+#define JAXGEMM_WGMMA_D4 "%0, %1, %2, %3"
+#define JAXGEMM_WGMMA_D8 JAXGEMM_WGMMA_D4 ", %4, %5, %6, %7"
+#define JAXGEMM_WGMMA_D16 JAXGEMM_WGMMA_D8 JAXGEMM_WGMMA_TEXT(8, 9, 10, 11, 12, 13, 14, 15)
+#define JAXGEMM_WGMMA_D24 JAXGEMM_WGMMA_D16 JAXGEMM_WGMMA_TEXT(16, 17, 18, 19, 20, 21, 22, 23)
+#define JAXGEMM_WGMMA_D32 JAXGEMM_WGMMA_D24 JAXGEMM_WGMMA_TEXT(24, 25, 26, 27, 28, 29, 30, 31)
+#define JAXGEMM_WGMMA_D40 JAXGEMM_WGMMA_D32 JAXGEMM_WGMMA_TEXT(32, 33, 34, 35, 36, 37, 38, 39)
+#define JAXGEMM_WGMMA_D48 JAXGEMM_WGMMA_D40 JAXGEMM_WGMMA_TEXT(40, 41, 42, 43, 44, 45, 46, 47)
+#define JAXGEMM_WGMMA_D56 JAXGEMM_WGMMA_D48 JAXGEMM_WGMMA_TEXT(48, 49, 50, 51, 52, 53, 54, 55)
+#define JAXGEMM_WGMMA_D64 JAXGEMM_WGMMA_D56 JAXGEMM_WGMMA_TEXT(56, 57, 58, 59, 60, 61, 62, 63)
+#define JAXGEMM_WGMMA_D72 JAXGEMM_WGMMA_D64 JAXGEMM_WGMMA_TEXT(64, 65, 66, 67, 68, 69, 70, 71)
+#define JAXGEMM_WGMMA_D80 JAXGEMM_WGMMA_D72 JAXGEMM_WGMMA_TEXT(72, 73, 74, 75, 76, 77, 78, 79)
+#define JAXGEMM_WGMMA_D88 JAXGEMM_WGMMA_D80 JAXGEMM_WGMMA_TEXT(80, 81, 82, 83, 84, 85, 86, 87)
+#define JAXGEMM_WGMMA_D96 JAXGEMM_WGMMA_D88 JAXGEMM_WGMMA_TEXT(88, 89, 90, 91, 92, 93, 94, 95)
+#define JAXGEMM_WGMMA_D104 JAXGEMM_WGMMA_D96 JAXGEMM_WGMMA_TEXT(96, 97, 98, 99, 100, 101, 102, 103)
+#define JAXGEMM_WGMMA_D112 JAXGEMM_WGMMA_D104 JAXGEMM_WGMMA_TEXT(104, 105, 106, 107, 108, 109, 110, 111)
+#define JAXGEMM_WGMMA_D120 JAXGEMM_WGMMA_D112 JAXGEMM_WGMMA_TEXT(112, 113, 114, 115, 116, 117, 118, 119)
+#define JAXGEMM_WGMMA_D128 JAXGEMM_WGMMA_D120 JAXGEMM_WGMMA_TEXT(120, 121, 122, 123, 124, 125, 126, 127)
+#define JAXGEMM_WGMMA_O4 JAXGEMM_WGMMA_FOUR(0)
+#define JAXGEMM_WGMMA_O8 JAXGEMM_WGMMA_EIGHT(0)
+#define JAXGEMM_WGMMA_O16 JAXGEMM_WGMMA_O8, JAXGEMM_WGMMA_EIGHT(8)
+#define JAXGEMM_WGMMA_O24 JAXGEMM_WGMMA_O16, JAXGEMM_WGMMA_EIGHT(16)
+#define JAXGEMM_WGMMA_O32 JAXGEMM_WGMMA_O24, JAXGEMM_WGMMA_EIGHT(24)
+#define JAXGEMM_WGMMA_O40 JAXGEMM_WGMMA_O32, JAXGEMM_WGMMA_EIGHT(32)
+#define JAXGEMM_WGMMA_O48 JAXGEMM_WGMMA_O40, JAXGEMM_WGMMA_EIGHT(40)
+#define JAXGEMM_WGMMA_O56 JAXGEMM_WGMMA_O48, JAXGEMM_WGMMA_EIGHT(48)
+#define JAXGEMM_WGMMA_O64 JAXGEMM_WGMMA_O56, JAXGEMM_WGMMA_EIGHT(56)
+#define JAXGEMM_WGMMA_O72 JAXGEMM_WGMMA_O64, JAXGEMM_WGMMA_EIGHT(64)
+#define JAXGEMM_WGMMA_O80 JAXGEMM_WGMMA_O72, JAXGEMM_WGMMA_EIGHT(72)
+#define JAXGEMM_WGMMA_O88 JAXGEMM_WGMMA_O80, JAXGEMM_WGMMA_EIGHT(80)
+#define JAXGEMM_WGMMA_O96 JAXGEMM_WGMMA_O88, JAXGEMM_WGMMA_EIGHT(88)
+#define JAXGEMM_WGMMA_O104 JAXGEMM_WGMMA_O96, JAXGEMM_WGMMA_EIGHT(96)
+#define JAXGEMM_WGMMA_O112 JAXGEMM_WGMMA_O104, JAXGEMM_WGMMA_EIGHT(104)
+#define JAXGEMM_WGMMA_O120 JAXGEMM_WGMMA_O112, JAXGEMM_WGMMA_EIGHT(112)
+#define JAXGEMM_WGMMA_O128 JAXGEMM_WGMMA_O120, JAXGEMM_WGMMA_EIGHT(120)
+
+// Every N there is: X(N, R, then the numbers of the operands behind the accumulators, R to R + 6).
+#define JAXGEMM_WGMMA_SHAPES(X)                  \
+  X(8, 4, 4, 5, 6, 7, 8, 9, 10)                  \
+  X(16, 8, 8, 9, 10, 11, 12, 13, 14)             \
+  X(32, 16, 16, 17, 18, 19, 20, 21, 22)          \
+  X(48, 24, 24, 25, 26, 27, 28, 29, 30)          \
+  X(64, 32, 32, 33, 34, 35, 36, 37, 38)          \
+  X(80, 40, 40, 41, 42, 43, 44, 45, 46)          \
+  X(96, 48, 48, 49, 50, 51, 52, 53, 54)          \
+  X(112, 56, 56, 57, 58, 59, 60, 61, 62)         \
+  X(128, 64, 64, 65, 66, 67, 68, 69, 70)         \
+  X(144, 72, 72, 73, 74, 75, 76, 77, 78)         \
+  X(160, 80, 80, 81, 82, 83, 84, 85, 86)         \
+  X(176, 88, 88, 89, 90, 91, 92, 93, 94)         \
+  X(192, 96, 96, 97, 98, 99, 100, 101, 102)      \
+  X(208, 104, 104, 105, 106, 107, 108, 109, 110) \
+  X(224, 112, 112, 113, 114, 115, 116, 117, 118) \
+  X(240, 120, 120, 121, 122, 123, 124, 125, 126) \
+  X(256, 128, 128, 129, 130, 131, 132, 133, 134)
+
+#define JAXGEMM_WGMMA_OPEN(N, type, scale) \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #scale ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {"
+
+// Both operands in shared memory.
+#define JAXGEMM_WGMMA_SS(N, type, R, a, b, scale, major_a, major_b)                                             \
+  asm volatile(JAXGEMM_WGMMA_OPEN(N, type, scale) JAXGEMM_WGMMA_D##R "}, %" #a ", %" #b ", p, 1, 1, %" #major_a \
+                                                                     ", %" #major_b ";\n}"                      \
+               : JAXGEMM_WGMMA_O##R                                                                             \
+               : "l"(descriptor_a), "l"(descriptor_b), "r"(scale_d), "n"(static_cast<int>(kMajorA)),            \
+                 "n"(static_cast<int>(kMajorB)))
+#define JAXGEMM_WGMMA_SS_CASE(N, R, i0, i1, i2, i3, i4, ...)                                      \
+  if constexpr (kN == N) {                                                                        \
+    if constexpr (std::is_same_v<T, __half>) JAXGEMM_WGMMA_SS(N, "f16", R, i0, i1, i2, i3, i4);   \
+    if constexpr (!std::is_same_v<T, __half>) JAXGEMM_WGMMA_SS(N, "bf16", R, i0, i1, i2, i3, i4); \
+  }
+
+// A in registers.
+#define JAXGEMM_WGMMA_RS(N, type, R, a0, a1, a2, a3, b, scale, major_b)                                        \
+  asm volatile(JAXGEMM_WGMMA_OPEN(N, type, scale) JAXGEMM_WGMMA_D##R "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 \
+                                                                     "}, %" #b ", p, 1, 1, %" #major_b ";\n}"  \
+               : JAXGEMM_WGMMA_O##R                                                                            \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor_b), "r"(scale_d),                  \
+                 "n"(static_cast<int>(kMajorB)))
+#define JAXGEMM_WGMMA_RS_CASE(N, R, i0, i1, i2, i3, i4, i5, i6)                                           \
+  if constexpr (kN == N) {                                                                                \
+    if constexpr (std::is_same_v<T, __half>) JAXGEMM_WGMMA_RS(N, "f16", R, i0, i1, i2, i3, i4, i5, i6);   \
+    if constexpr (!std::is_same_v<T, __half>) JAXGEMM_WGMMA_RS(N, "bf16", R, i0, i1, i2, i3, i4, i5, i6); \
+  }
+
+// D = A * B + (scale_d != 0 ? D : 0), where accumulator_element() says which element of D d[i] is.
+template <class T, int kN, Major kMajorA, Major kMajorB>
+__device__ inline void wgmma(float (&d)[kN / 2], uint64_t descriptor_a, uint64_t descriptor_b, int scale_d) {
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  static_assert(kIsWgmmaN<kN>);
+  JAXGEMM_WGMMA_SHAPES(JAXGEMM_WGMMA_SS_CASE)
+}
+
+// The same with A in registers: pairs of elements, fragment_a_element() says which.
+template <class T, int kN, Major kMajorB>
+__device__ inline void wgmma(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t descriptor_b, int scale_d) {
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  static_assert(kIsWgmmaN<kN>);
+  JAXGEMM_WGMMA_SHAPES(JAXGEMM_WGMMA_RS_CASE)
+}
+
+#undef JAXGEMM_WGMMA_RS_CASE
+#undef JAXGEMM_WGMMA_RS
+#undef JAXGEMM_WGMMA_SS_CASE
+#undef JAXGEMM_WGMMA_SS
+#undef JAXGEMM_WGMMA_OPEN
+#undef JAXGEMM_WGMMA_SHAPES
+#undef JAXGEMM_WGMMA_O128
+#undef JAXGEMM_WGMMA_O120
+#undef JAXGEMM_WGMMA_O112
+#undef JAXGEMM_WGMMA_O104
+#undef JAXGEMM_WGMMA_O96
+#undef JAXGEMM_WGMMA_O88
+#undef JAXGEMM_WGMMA_O80
+#undef JAXGEMM_WGMMA_O72
+#undef JAXGEMM_WGMMA_O64
+#undef JAXGEMM_WGMMA_O56
+#undef JAXGEMM_WGMMA_O48
+#undef JAXGEMM_WGMMA_O40
+#undef JAXGEMM_WGMMA_O32
+#undef JAXGEMM_WGMMA_O24
+#undef JAXGEMM_WGMMA_O16
+#undef JAXGEMM_WGMMA_O8
+#undef JAXGEMM_WGMMA_O4
+#undef JAXGEMM_WGMMA_D128
+#undef JAXGEMM_WGMMA_D120
+#undef JAXGEMM_WGMMA_D112
+#undef JAXGEMM_WGMMA_D104
+#undef JAXGEMM_WGMMA_D96
+#undef JAXGEMM_WGMMA_D88
+#undef JAXGEMM_WGMMA_D80
+#undef JAXGEMM_WGMMA_D72
+#undef JAXGEMM_WGMMA_D64
+#undef JAXGEMM_WGMMA_D56
+#undef JAXGEMM_WGMMA_D48
+#undef JAXGEMM_WGMMA_D40
+#undef JAXGEMM_WGMMA_D32
+#undef JAXGEMM_WGMMA_D24
+#undef JAXGEMM_WGMMA_D16
+#undef JAXGEMM_WGMMA_D8
+#undef JAXGEMM_WGMMA_D4
+#undef JAXGEMM_WGMMA_EIGHT
+#undef JAXGEMM_WGMMA_FOUR
+#undef JAXGEMM_WGMMA_TEXT
+
+}  // namespace jaxgemm::ptx

@@ -1,0 +1,48 @@
+"""Kernels on small ragged shapes: test_sanitized.py runs this in a process with AddressSanitizer's runtime.
+
+python -m tests.emulated.sanitizer_cases LIBRARY KERNEL ...
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tests.edge_shapes import LAYOUTS, ragged_case
+from tests.emulator.library import Emulator, KernelInfo, Schedule
+from tests.emulator.problem import Placement, Trial, faults, run
+from tests.values import integers
+
+_PLACEMENTS = (Placement(), Placement(misaligned=("lhs", "rhs", "out")), Placement(gap=1), Placement(gap=8))
+_ALIGNED = Placement(multiple=8)  # where rows must begin at 16-byte boundaries
+
+
+def run_kernel(emulated: Emulator, info: KernelInfo) -> int:
+    """One product for each layout, over all dtypes and placements, with a bias; returns how many."""
+    for i, layout in enumerate(LAYOUTS):
+        dtypes = info.dtypes[i % len(info.dtypes)]
+        placement = _ALIGNED if info.family.startswith("sm90.") else _PLACEMENTS[i]
+        trial = Trial(ragged_case(info, layout, "both" if i % 2 else "none"), placement, Schedule(40 * i, workers=2), i)
+        lhs, rhs = trial.operands(dtypes, integers)
+        bias = np.arange(trial.case.shape.n, dtype=np.float32) % 5
+        result = run(
+            emulated, info.name, trial.case, lhs, rhs, dtypes[2], placement, bias=bias, activation="relu",
+            schedule=trial.schedule,
+        )  # fmt: skip
+        product = trial.case.product(lhs, rhs)
+        expected = np.maximum(product + bias, 0).astype(np.float32).astype(dtypes[2])
+        found = faults(result, expected)
+        assert not found, f"{trial.command(info.name, dtypes)}\n{found}"
+    return len(LAYOUTS)
+
+
+def main() -> None:
+    library, *names = sys.argv[1:]
+    emulated = Emulator(Path(library))
+    print("right products:", sum(run_kernel(emulated, emulated.kernels[name]) for name in names), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+// What Python asks for (library.py), as the emulator and the program that runs the same on a GPU
+// (tests/gpu/emulator_twin.cu) read it: the registry, one kernel on one problem, one probe. Answers are JSON.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gemm.h"
+#include "probes/probe.h"
+
+extern "C" {
+
+struct EmuOperand {
+  void* data;
+  int64_t bytes, rows, cols, ld, batch_stride;
+  int32_t transposed;
+  int32_t misalignment;  // bytes past a 256-byte boundary
+};
+
+struct EmuSchedule {
+  uint64_t seed;
+  int32_t workers, conflicts;
+  int32_t latency[4];  // emu::Latency by emu::Engine
+};
+
+struct EmuRequest {
+  const char* kernel;
+  int64_t batch, M, N, K;
+  EmuOperand lhs, rhs, out;
+  const char *lhs_dtype, *rhs_dtype, *out_dtype, *precision, *activation;
+  const float* bias;  // N elements, or null
+  EmuSchedule schedule;
+  int64_t* owners;  // per element of out: CTA * threads + thread that wrote it, -1 if none; or null
+};
+
+}  // extern "C"
+
+namespace emu {
+
+std::string quoted(std::string_view text);
+
+template <class Range, class Write>
+std::string list(const Range& range, Write&& write) {
+  std::string json = "[";
+  for (const auto& element : range) json += (json.size() > 1 ? ", " : "") + write(element);
+  return json + "]";
+}
+
+// As what a C function returns. The caller's copy lives until its OS thread's next call.
+const char* answer(std::string json);
+
+// Python is no place for exceptions to arrive in.
+template <class F>
+const char* guarded(F&& body) {
+  try {
+    return answer(body());
+  } catch (const std::exception& error) {
+    return answer("{\"exception\": " + quoted(error.what()) + "}");
+  }
+}
+
+// The registry's kernels, then the reference kernels.
+std::vector<const jaxgemm::Kernel*> all_kernels();
+const jaxgemm::Kernel& kernel_named(const char* name);
+std::vector<jaxgemm::probes::Probe> all_probes();
+const jaxgemm::probes::Probe& probe_named(const char* name);
+
+jaxgemm::Problem to_problem(const EmuRequest& request);
+
+}  // namespace emu

@@ -1,0 +1,59 @@
+// The narrow floating-point formats, bit by bit, as the GPU's conversion instructions give them.
+// PTX ISA, "Alternate Floating-Point Data Formats" and "Data Movement and Conversion Instructions: cvt".
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace emu {
+
+inline constexpr uint32_t kFloatInfinity = 0x7f800000, kFloatMagnitude = 0x7fffffff;
+inline constexpr uint16_t kCanonicalNan = 0x7fff;  // what cvt makes of any NaN, in float16 and in bfloat16
+
+constexpr uint16_t float_to_f16(float x) {
+  constexpr uint32_t kTooLarge = 0x477ff000;        // 65520: from here on infinity is nearest
+  constexpr uint32_t kSmallestNormal = 0x38800000;  // 2^-14
+  const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & kFloatMagnitude;
+  const uint32_t sign = bits >> 16 & 0x8000;
+  if (magnitude > kFloatInfinity) return kCanonicalNan;
+  if (magnitude >= kTooLarge) return static_cast<uint16_t>(sign | 0x7c00);
+  if (magnitude < kSmallestNormal) {
+    // Neighbours of 0.5 are 2^-24 apart, as subnormals of float16 are: the addition rounds.
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0.5f)));
+  }
+  const uint32_t rebiased = magnitude - ((127 - 15) << 23);
+  return static_cast<uint16_t>(sign | (rebiased + 0xfff + (rebiased >> 13 & 1)) >> 13);
+}
+
+constexpr float f16_to_float(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, magnitude = half & 0x7fffu;
+  // Read as a float32 the fields stand for a value 2^112 too small, subnormals included; only the largest exponent
+  // means something else.
+  const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+  const uint32_t bits = magnitude >= 0x7c00 ? kFloatInfinity | magnitude << 13 : std::bit_cast<uint32_t>(scaled);
+  return std::bit_cast<float>(sign | bits);
+}
+
+constexpr uint16_t float_to_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & kFloatMagnitude) > kFloatInfinity) return kCanonicalNan;
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+constexpr float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+inline constexpr uint32_t kTf32Mask = 0xffffe000;
+
+// cvt.rna.tf32.f32. What SASS makes of it (sm_80 to sm_90) adds half a unit to finite numbers and masks: a NaN whose
+// payload lies in the low bits only becomes an infinity.
+constexpr uint32_t float_to_tf32(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const bool finite = (bits & kFloatMagnitude) < kFloatInfinity;
+  return (finite ? bits + 0x1000 : bits) & kTf32Mask;
+}
+
+// What mma takes of a register that holds a tf32.
+constexpr float tf32_to_float(uint32_t bits) { return std::bit_cast<float>(bits & kTf32Mask); }
+
+}  // namespace emu
