@@ -18,7 +18,7 @@ Snapshot merge(const Snapshot& a, const Snapshot& b) {
   struct Merge {
     Snapshot a, b, result;
   };
-  static thread_local std::array<Merge, 4> recent;
+  static thread_local std::array<Merge, 16> recent;
   static thread_local size_t next = 0;
   for (const Merge& known : recent) {
     if (known.a == a && known.b == b) return known.result;

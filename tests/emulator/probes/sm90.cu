@@ -130,11 +130,11 @@ struct Tensor {
 
 constexpr int kBoxRows = 16;
 
-// Of boxes to load, innermost coordinate first: inside; before the beginning; across the end; on planes that do not
-// exist; beyond the end; across both.
+// Of boxes to load, innermost coordinate first (a multiple of 16 bytes): inside; before the beginning; across the end;
+// on planes that do not exist; beyond the end; across both.
 constexpr int kOrigins = 6;
 __device__ int origin(int box, int dimension) {
-  constexpr int kCoordinates[kOrigins][3] = {{8, 1, 0}, {-5, -3, 1}, {27, 9, 2}, {3, 2, -1}, {200, 0, 0}, {-7, 15, 1}};
+  constexpr int kCoordinates[kOrigins][3] = {{8, 1, 0}, {-8, -3, 1}, {24, 9, 2}, {0, 2, -1}, {200, 0, 0}, {-16, 15, 1}};
   return kCoordinates[box][dimension];
 }
 
@@ -218,12 +218,12 @@ __global__ void __launch_bounds__(32) store_kernel(const __grid_constant__ CUten
   ptx::fence_proxy_async();
   __syncthreads();
   if (thread() == 0) {
-    constexpr int kFar = Tensor<T>::kRowElems - kBoxElems<T, kSwizzle> / 2 - 1;
+    constexpr int kFar = (Tensor<T>::kRowElems - kBoxElems<T, kSwizzle> / 2) / 8 * 8;
     if constexpr (kRank == 2) {
-      ptx::tma_store_2d(map, smem.boxes[0], -2, -3);
+      ptx::tma_store_2d(map, smem.boxes[0], -8, -3);
       ptx::tma_store_2d(map, smem.boxes[1], kFar, 13);
     } else {
-      ptx::tma_store_3d(map, smem.boxes[0], -2, -3, 1);
+      ptx::tma_store_3d(map, smem.boxes[0], -8, -3, 1);
       ptx::tma_store_3d(map, smem.boxes[1], kFar, 13, 2);
     }
     ptx::tma_commit_group();
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(32)
   __syncwarp();
   ptx::cluster_sync();
   if (thread() == 0) {
-    ptx::tma_load_multicast_3d(smem.boxes[rank], map, smem.full, 8 - 13 * rank, 1 - 4 * rank, rank,
+    ptx::tma_load_multicast_3d(smem.boxes[rank], map, smem.full, 8 - 16 * rank, 1 - 4 * rank, rank,
                                (1 << kClusterCtas) - 1);
     ptx::mbarrier_arrive(smem.told);
     ptx::mbarrier_arrive_remote(smem.told, other);

@@ -32,6 +32,17 @@ SharedAddress box_address(const void* s_box, const TensorMap& map, const char* w
   return box;
 }
 
+// A box's row begins at an address of 16-byte alignment, inside of the tensor or not: an H200 calls any other
+// coordinate an illegal instruction. PTX ISA doesn't say so.
+void check_origin(const TensorMap& map, const BoxOrigin& origin, const char* what, Pc where) {
+  const int64_t byte = int64_t{origin.coordinates[0]} * map.element_bytes;
+  if (byte % kChunkBytes != 0) {
+    fatal(Kind::kMisaligned, where,
+          std::string(what) + " of a box at innermost coordinate " + std::to_string(origin.coordinates[0]) + ", byte " +
+              std::to_string(byte) + " of a row, which is not a multiple of " + std::to_string(kChunkBytes));
+  }
+}
+
 // What one row of a box, contiguous in global memory, has inside of the tensor.
 struct Row {
   unsigned char* address = nullptr;           // of its first byte inside
@@ -130,6 +141,7 @@ void tma_load(void* s_box, const CUtensorMap& opaque, Mbarrier& s_barrier, BoxOr
   const Pc where = EMU_CALLER;
   constexpr const char* kWhat = "TMA load";
   const TensorMap& map = tensor_map_of(opaque, origin.rank, kWhat, where);
+  check_origin(map, origin, kWhat, where);
   const SharedAddress own_box = box_address(s_box, map, kWhat, where);
   const SharedAddress own_barrier = mbarrier_address(&s_barrier, kWhat, where);
   for (Cta* cta : targets(*own_box.cta, cta_mask, where)) {
@@ -149,6 +161,7 @@ void tma_store(const CUtensorMap& opaque, const void* s_box, BoxOrigin origin) {
   const Pc where = EMU_CALLER;
   constexpr const char* kWhat = "TMA store";
   const TensorMap& map = tensor_map_of(opaque, origin.rank, kWhat, where);
+  check_origin(map, origin, kWhat, where);
   const SharedAddress box = box_address(s_box, map, kWhat, where);
   const Agent agent = bulk_agent(self());
   BulkStores& stores = stores_of(self());

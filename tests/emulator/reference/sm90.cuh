@@ -168,7 +168,9 @@ __device__ void produce(typename Config::SharedStorage& smem, const Maps& maps, 
     ptx::mbarrier_arrive_expect_tx(full, kTxBytes);
     load_lhs<kLhsTransposed>(stage.lhs, full, maps.lhs, place.row, k, lhs_batch);
     const int rhs_k = Config::has(Defect::kCoordinateOffByOneBox) ? k + kTileK : k;
-    load_rhs<Config, kRhsTransposed>(stage.rhs, full, maps.rhs, rhs_k, place.col, rhs_batch, place.rank);
+    constexpr int kShift = Config::has(Defect::kCoordinateMisaligned) ? 1 : 0;
+    load_rhs<Config, kRhsTransposed>(stage.rhs, full, maps.rhs, rhs_k + kShift, place.col + kShift, rhs_batch,
+                                     place.rank);
     ring.advance<Config>();
   }
 }

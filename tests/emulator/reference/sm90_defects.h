@@ -50,6 +50,8 @@
   X(SameRowsTwice, Registers, "same_rows_twice")                                                       \
   /* k-tiles of rhs are read one box too far: wrong values. */                                         \
   X(CoordinateOffByOneBox, Registers, "coordinate_off_by_one_box")                                     \
+  /* Boxes begin within 16 bytes: misaligned. */                                                       \
+  X(CoordinateMisaligned, Registers, "coordinate_misaligned")                                          \
   /* Accumulators are stored while wgmma works on them: NaN. */                                        \
   X(NoFinalWait, Registers, "no_final_wait")                                                           \
   /* Zeros are in no order with the first wgmma. */                                                    \
