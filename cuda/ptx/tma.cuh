@@ -4,9 +4,10 @@
 //
 // The tensor map (tile/tensor_map.h) says where the tensor lies and how large the box is; it is a
 // `const __grid_constant__ CUtensorMap` parameter of the kernel. Coordinates are elements, innermost first, of the
-// box's first element; they may be negative and reach past the end: elements outside of the tensor load as zero, count
-// as bytes all the same, and are not stored. The innermost coordinate is a multiple of 16 bytes: others are an illegal
-// instruction on an H200, which PTX ISA doesn't mention.
+// box's first element; the box may reach past the end, and a load's may begin before the tensor: elements outside load
+// as zero, count as bytes all the same, and are not stored. Two rules that PTX ISA doesn't mention, and for which an
+// H200 gives "illegal instruction": the innermost coordinate is a multiple of 16 bytes, and no coordinate of a store is
+// negative.
 //
 // One thread issues a copy. Loads complete on an mbarrier. Stores are waited for by the thread that issued them, in
 // groups; what they read must have been made visible to the copy engine by fence_proxy_async(). Boxes in shared memory

@@ -220,11 +220,11 @@ __global__ void __launch_bounds__(32) store_kernel(const __grid_constant__ CUten
   if (thread() == 0) {
     constexpr int kFar = (Tensor<T>::kRowElems - kBoxElems<T, kSwizzle> / 2) / 8 * 8;
     if constexpr (kRank == 2) {
-      ptx::tma_store_2d(map, smem.boxes[0], -8, -3);
-      ptx::tma_store_2d(map, smem.boxes[1], kFar, 13);
+      ptx::tma_store_2d(map, smem.boxes[0], 0, 0);
+      ptx::tma_store_2d(map, smem.boxes[1], kFar, kBoxRows);
     } else {
-      ptx::tma_store_3d(map, smem.boxes[0], -8, -3, 1);
-      ptx::tma_store_3d(map, smem.boxes[1], kFar, 13, 2);
+      ptx::tma_store_3d(map, smem.boxes[0], 0, 0, 1);
+      ptx::tma_store_3d(map, smem.boxes[1], kFar, kBoxRows, 2);
     }
     ptx::tma_commit_group();
     ptx::tma_wait_group<0>();

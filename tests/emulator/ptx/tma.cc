@@ -43,6 +43,16 @@ void check_origin(const TensorMap& map, const BoxOrigin& origin, const char* wha
   }
 }
 
+// Stores, unlike loads, may not begin before the tensor: that is an illegal instruction on an H200 too.
+void check_not_before(const BoxOrigin& origin, Pc where) {
+  for (int i = 0; i < origin.rank; ++i) {
+    if (origin.coordinates[i] >= 0) continue;
+    fatal(Kind::kProtocol, where,
+          "TMA store of a box at coordinate " + std::to_string(origin.coordinates[i]) + " of dimension " +
+              std::to_string(i) + ": only loads may begin before the tensor");
+  }
+}
+
 // What one row of a box, contiguous in global memory, has inside of the tensor.
 struct Row {
   unsigned char* address = nullptr;           // of its first byte inside
@@ -162,6 +172,7 @@ void tma_store(const CUtensorMap& opaque, const void* s_box, BoxOrigin origin) {
   constexpr const char* kWhat = "TMA store";
   const TensorMap& map = tensor_map_of(opaque, origin.rank, kWhat, where);
   check_origin(map, origin, kWhat, where);
+  check_not_before(origin, where);
   const SharedAddress box = box_address(s_box, map, kWhat, where);
   const Agent agent = bulk_agent(self());
   BulkStores& stores = stores_of(self());

@@ -300,7 +300,8 @@ __device__ void store_tma(const float (&d)[kRegisters], float* s_tile, const CUt
       meet(Config::has(Defect::kBarrierCountsDiffer) && threadIdx.x % 2 == 0 ? 2 * kWarpgroup : kWarpgroup);
     }
     if (elected) {
-      ptx::tma_store_3d(map, s_tile, place.col + pass * kStagedCols, first_row, place.batch);
+      constexpr int kShift = Config::has(Defect::kStoresBeforeTensor) ? 8 : 0;
+      ptx::tma_store_3d(map, s_tile, place.col + pass * kStagedCols, first_row - kShift, place.batch);
       if constexpr (!Config::has(Defect::kNoStoreCommit)) ptx::tma_commit_group();
     }
   }

@@ -78,6 +78,8 @@
   X(NoWaitBeforeExit, TmaStore, "no_wait_before_exit")                                                 \
   /* Stores belong to no group: waits wait for nothing. */                                             \
   X(NoStoreCommit, TmaStore, "no_store_commit")                                                        \
+  /* Boxes of the first rows begin before the tensor: protocol. */                                     \
+  X(StoresBeforeTensor, TmaStore, "stores_before_tensor")                                              \
   /* A half of rhs stays in the CTA that loads it: deadlock. */                                        \
   X(WrongMulticastMask, Multicast, "wrong_multicast_mask")                                             \
   /* The other CTA is never told that a stage is empty, its neighbour is told twice: WAR, deadlock. */ \
