@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from tests.edge_shapes import LAYOUTS, ragged_case
+from tests.emulated.support import SEEDS
 from tests.emulator.library import Emulator, KernelInfo, Schedule
 from tests.emulator.problem import Placement, Trial, faults, run
 from tests.values import integers
 
-_PLACEMENTS = (Placement(), Placement(misaligned=("lhs", "rhs", "out")), Placement(gap=1), Placement(gap=8))
 _ALIGNED = Placement(multiple=8)  # where rows must begin at 16-byte boundaries
+_PLACEMENTS = (Placement(), Placement(misaligned=("lhs", "rhs", "out")), _ALIGNED, Placement(multiple=8, gap=8))
 
 
 def run_kernel(emulated: Emulator, info: KernelInfo) -> int:
@@ -24,7 +25,9 @@ def run_kernel(emulated: Emulator, info: KernelInfo) -> int:
     for i, layout in enumerate(LAYOUTS):
         dtypes = info.dtypes[i % len(info.dtypes)]
         placement = _ALIGNED if info.family.startswith("sm90.") else _PLACEMENTS[i]
-        trial = Trial(ragged_case(info, layout, "both" if i % 2 else "none"), placement, Schedule(40 * i, workers=2), i)
+        trial = Trial(
+            ragged_case(info, layout, "both" if i % 2 else "none"), placement, Schedule(SEEDS[i], workers=2), i
+        )
         lhs, rhs = trial.operands(dtypes, integers)
         bias = np.arange(trial.case.shape.n, dtype=np.float32) % 5
         result = run(

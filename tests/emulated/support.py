@@ -25,13 +25,23 @@ PLACEMENTS = (
 )
 """Dense, views into larger arrays, and addresses that are aligned to an element and no more."""
 
+SEEDS = (0, 40, 80, 13, 67, 5, 30)
+"""Schedules with all engines slow, all in between, all prompt; and mixtures."""
+
+CLEAN = {
+    "simt": ("simt.clean",),
+    "sm80": ("sm80.clean",),
+    "sm90": ("sm90.registers", "sm90.tma_store", "sm90.multicast"),
+}
+"""Reference kernels by group: the families without a defect. All other families of the group have one."""
+
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 
 def in_parallel(function: Callable[[_Item], _Answer], items: Iterable[_Item]) -> list[_Answer]:
     """``map``, on all cores: the emulator's library releases Python's lock."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return list(pool.map(function, items))
 
 

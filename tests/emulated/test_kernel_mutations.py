@@ -89,6 +89,7 @@ def caught(emulator: Emulator, family: str) -> str:
         for trial in trials(info):
             lhs, rhs = trial.operands(dtypes, integers)
             result = run(emulator, info.name, trial.case, lhs, rhs, dtypes[2], trial.placement, schedule=trial.schedule)
+            assert not result.run.refused
             if found := faults(result, exact(trial.case, lhs, rhs, dtypes[2])):
                 return f"{trial.command(info.name, dtypes)}\n{found}"
     return ""

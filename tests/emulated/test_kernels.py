@@ -9,13 +9,11 @@ import pytest
 
 from jaxgemm._native import _core
 from tests.edge_shapes import LAYOUTS, Case, Shape, ragged_case
-from tests.emulated.support import PLACEMENTS, assert_all_right, edge_trials, in_parallel, try_integers
+from tests.emulated.support import PLACEMENTS, SEEDS, assert_all_right, edge_trials, in_parallel, try_integers
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Trial, exact, faults, run
 from tests.gpu.support import KERNEL_DTYPE_IDS, KERNEL_DTYPES, KERNEL_IDS, KERNELS
 from tests.values import DTypes, integers, plant
-
-_SEEDS = 9  # every combination of the latencies of two engines
 
 
 def test_kernels_are_those_of_the_registry(emulated: Emulator) -> None:
@@ -23,11 +21,9 @@ def test_kernels_are_those_of_the_registry(emulated: Emulator) -> None:
     names = [name for name, info in emulated.kernels.items() if "." not in info.family]
     assert names == [info.name for info in _core.kernels()]
     for info in _core.kernels():
-        mirrored = emulated.kernels[info.name]
         for attribute in ("family", "cta_tile", "warp_tile", "stages", "threads", "min_sm", "dtypes", "layouts"):
-            ours, theirs = getattr(info, attribute), getattr(mirrored, attribute)
-            assert (tuple(map(tuple, ours)) if attribute == "dtypes" else tuple(ours) if attribute[-1] == "s" and not
-                    isinstance(ours, int) else ours) == theirs, attribute  # fmt: skip
+            ours, theirs = getattr(emulated.kernels[info.name], attribute), getattr(info, attribute)
+            assert ours == (tuple(theirs) if isinstance(ours, tuple) else theirs), f"{info.name}: {attribute}"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -58,15 +54,15 @@ def test_empty(emulated: Emulator, info: Any) -> None:
 def test_schedules(emulated: Emulator, info: Any) -> None:
     """The same bits and the same number of switches from the same seed; the same bits from all seeds and workers."""
     dtypes = info.dtypes[-1]
-    trials = [Trial(ragged_case(info, LAYOUTS[seed % 4]), schedule=Schedule(seed)) for seed in range(_SEEDS)]
+    trials = [Trial(ragged_case(info, LAYOUTS[seed % 4]), schedule=Schedule(seed)) for seed in SEEDS]
     trials += [Trial(trials[0].case, schedule=schedule) for schedule in (Schedule(0), Schedule(1, workers=3))]
     runs = in_parallel(lambda trial: try_integers(emulated, info.name, dtypes, trial), trials)
     by_layout: dict[str, bytes] = {}
     for trial, (result, expected) in zip(trials, runs, strict=True):
         assert not faults(result, expected), trial.command(info.name, dtypes)
         assert by_layout.setdefault(trial.case.layout, result.out.tobytes()) == result.out.tobytes()
-    assert runs[0][0].run.switches == runs[_SEEDS][0].run.switches
-    assert (runs[0][0].owners == runs[_SEEDS + 1][0].owners).all()
+    assert runs[0][0].run.switches == runs[len(SEEDS)][0].run.switches
+    assert (runs[0][0].owners == runs[len(SEEDS) + 1][0].owners).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.emulator.__main__ import main
@@ -47,12 +49,29 @@ def test_race_with_both_lines(tool) -> None:
 
 
 def test_refusal(tool) -> None:
-    status, text = tool("naive", 3, 4, 5, "--dtypes", "int8,int8,int32")
+    status, text = tool("sm90.tma_store", 3, 5, 8, "--multiple", 8)
     assert status == 1
-    assert "refused: kernel 'naive:32x32x1' does not multiply int8" in text
+    assert "error: TMA stores whole chunks of 16 bytes" in text
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ("simt.early_return", "deadlock"), ("simt.no_column_mask", "out of bounds"),
+        ("simt.misaligned_vector", "misaligned"), ("simt.writes_operand", "read-only"),
+    ],
+)  # fmt: skip
+def test_findings_name_thread_cta_and_line(tool, row: str, kind: str) -> None:
+    status, text = tool(row, 33, 35, 40)
+    assert status == 1
+    assert kind in text
+    assert re.search(r"thread \d+ of CTA \d+", text)
+    assert re.search(r"at .*(?:reference/simt\.cuh|epilogue\.cuh):\d+", text)
 
 
 def test_unknown_names(tool) -> None:
+    with pytest.raises(SystemExit, match="naive:32x32x1 does not take 'int8,int8,int32'; it takes float32"):
+        tool("naive", 3, 4, 5, "--dtypes", "int8,int8,int32")
     with pytest.raises(SystemExit, match=r"near: .*wmma_tiled:64x64x64"):
         tool("wmma_tild:64x64x64", 3, 4, 5)
     with pytest.raises(SystemExit, match="'dma' is none of cp_async, tma"):

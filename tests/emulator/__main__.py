@@ -21,6 +21,7 @@ from tests.edge_shapes import BATCHES, LAYOUTS, Case, Shape
 from tests.emulator.conflicts import BUDGET_FILE, write_budget
 from tests.emulator.library import ENGINES, Emulator, KernelInfo, Run, Schedule, emulator
 from tests.emulator.problem import ARRAYS, Placement, Result, Trial, exact, faults, run
+from tests.emulator.words import WORDS_FILE, write_digests
 from tests.values import DTypes, error_ratio, integers, normals
 
 _MOST_FAILURES = 3
@@ -51,7 +52,7 @@ def _judge(result: Result, trial: Trial, lhs: np.ndarray, rhs: np.ndarray, dtype
     """What is wrong; "" if nothing is."""
     if data != "normal":
         return faults(result, exact(trial.case, lhs, rhs, dtypes[2]))
-    found = str(result.run)
+    found = str(result.run) or ("the gaps between rows were written" if result.stray else "")
     if not found:
         a, b = (np.asarray(x, np.float64) for x in (lhs, rhs))
         magnitude = trial.case.product(abs(a), abs(b))
@@ -66,7 +67,12 @@ def _numbers(indices: list[int]) -> str:
 
 def run_kernel(emulated: Emulator, info: KernelInfo, trial: Trial, options: argparse.Namespace) -> bool:
     """Runs all seeds and prints what is wrong; whether nothing is."""
-    dtypes: DTypes = tuple(options.dtypes.split(",")) if options.dtypes else info.dtypes[0]  # type: ignore[assignment]
+    dtypes = info.dtypes[0]
+    if options.dtypes:
+        known = {",".join(row): row for row in info.dtypes}
+        if options.dtypes not in known:
+            sys.exit(f"{info.name} does not take {options.dtypes!r}; it takes {' '.join(known)}")
+        dtypes = known[options.dtypes]
     shape = trial.case.shape
     lhs, rhs = trial.operands(dtypes, DATA[options.data])
     if options.data == "index":
@@ -117,7 +123,7 @@ def print_speed(emulated: Emulator) -> None:
 
 def print_list(emulated: Emulator) -> None:
     for info in emulated.kernels.values():
-        dtypes = " ".join("-".join(dtypes) for dtypes in info.dtypes)
+        dtypes = " ".join(",".join(dtypes) for dtypes in info.dtypes)
         print(f"{info.name:<44} {info.threads:>4} threads, {info.stages} stages, {' '.join(info.layouts)}, {dtypes}")
 
 
@@ -137,32 +143,45 @@ def _names(text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _at_least(smallest: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if int(text) < smallest:
+            raise argparse.ArgumentTypeError(f"{text} is less than {smallest}")
+        return int(text)
+
+    return number
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.emulator", description=__doc__.partition("\n")[0])
     parser.add_argument("kernel", nargs="?", help="full name, or a family of one kernel")
-    parser.add_argument("sizes", nargs="*", type=int, metavar="M N K")
+    parser.add_argument("sizes", nargs="*", type=_at_least(0), metavar="M N K")
     parser.add_argument("--layout", choices=LAYOUTS, default="NN")
     parser.add_argument("--dtypes", help="lhs,rhs,out; by default the first that the kernel takes")
     parser.add_argument("--batch", choices=BATCHES, default="none")
-    parser.add_argument("--seed", type=int, default=0, help="of the first schedule")
-    parser.add_argument("--seeds", type=int, default=1, help="how many schedules to try")
+    parser.add_argument("--seed", type=_at_least(0), default=0, help="of the first schedule")
+    parser.add_argument("--seeds", type=_at_least(1), default=1, help="how many schedules to try")
     parser.add_argument("--data", choices=DATA, default="integers", help="what is multiplied; index: rows of rhs")
-    parser.add_argument("--data-seed", type=int, default=0)
+    parser.add_argument("--data-seed", type=_at_least(0), default=0)
     parser.add_argument("--slow", default="", help=f"units that complete as late as they can, of {','.join(ENGINES)}")
-    parser.add_argument("--multiple", type=int, default=1, help="round leading dimensions up to a multiple of this")
-    parser.add_argument("--gap", type=int, default=0, help="elements more between rows")
+    parser.add_argument(
+        "--multiple", type=_at_least(1), default=1, help="round leading dimensions up to a multiple of this"
+    )
+    parser.add_argument("--gap", type=_at_least(0), default=0, help="elements more between rows")
     parser.add_argument(
         "--misaligned", default="", help=f"start one element past an aligned address: {','.join(ARRAYS)}"
     )
-    parser.add_argument("--workers", type=int, default=1, help="OS threads that run CTAs")
+    parser.add_argument("--workers", type=_at_least(1), default=1, help="OS threads that run CTAs")
     parser.add_argument("--conflicts", action="store_true", help="count bank conflicts by line of code")
     parser.add_argument("--library", type=Path, help="a build of the emulator other than this tree's")
     parser.add_argument("--list", action="store_true", help="list the kernels")
     parser.add_argument("--speed", action="store_true", help="measure context switches and instructions")
     parser.add_argument("--write-conflict-budget", action="store_true", help=f"write {BUDGET_FILE.name}")
+    parser.add_argument("--write-probe-words", action="store_true", help=f"write {WORDS_FILE.name}")
     options = parser.parse_args(arguments)
-    if not (options.list or options.speed or options.write_conflict_budget) and len(options.sizes) != 3:
-        parser.error("a kernel, M, N and K are needed, or --list, --speed or --write-conflict-budget")
+    other = options.list or options.speed or options.write_conflict_budget or options.write_probe_words
+    if not other and len(options.sizes) != 3:
+        parser.error("a kernel, M, N and K are needed, or --list, --speed or one of --write-...")
     return options
 
 
@@ -176,6 +195,8 @@ def main(arguments: list[str] | None = None) -> int:
         print_speed(emulated)
     elif options.write_conflict_budget:
         write_budget(emulated)
+    elif options.write_probe_words:
+        write_digests(emulated)
     else:
         latency = dict.fromkeys(_names(options.slow, ENGINES), "slow")
         trial = Trial(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 import sysconfig
@@ -32,15 +33,23 @@ def build(*, sanitize: bool = False, cuda: Path = ROOT / "cuda", folder: Path | 
     """
     folder = folder or ROOT / "build" / ("emulator-sanitize" if sanitize else "emulator")
     folder.mkdir(parents=True, exist_ok=True)
+    strict = "JAXGEMM_WERROR=ON" in os.environ.get("SKBUILD_CMAKE_DEFINE", "")  # as for the kernels' own build
     with (folder / ".lock").open("w") as lock:  # several test workers may want it at once
         fcntl.flock(lock, fcntl.LOCK_EX)
         _run([
             _tool("cmake"), "-S", str(HERE), "-B", str(folder), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None",
             f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", f"-DEMULATOR_SANITIZE={'ON' if sanitize else 'OFF'}",
-            f"-DEMULATOR_CUDA_DIR={cuda}",
+            f"-DEMULATOR_CUDA_DIR={cuda}", f"-DEMULATOR_WERROR={'ON' if strict else 'OFF'}",
+            *(["--fresh"] if _moved(folder) else []),
         ])  # fmt: skip
         _run([_tool("cmake"), "--build", str(folder)])
     return folder / "libjaxgemm_emulator.so"
+
+
+def _moved(folder: Path) -> bool:
+    """Whether the folder was configured at another place, which CMake refuses to go on with."""
+    cache = folder / "CMakeCache.txt"
+    return cache.exists() and f"CMAKE_CACHEFILE_DIR:INTERNAL={folder}\n" not in cache.read_text()
 
 
 def _run(command: list[str]) -> None:

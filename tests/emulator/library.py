@@ -148,12 +148,18 @@ class Run:
     owners: np.ndarray
     switches: int
     launches: int
-    workspace_bytes: int
+    stopped: bool
+    """Whether a finding ended it: the result is not complete."""
 
     @property
     def clean(self) -> bool:
         """Whether the kernel ran and nothing was found; its values are another matter."""
         return not (self.refused or self.error or self.findings)
+
+    @property
+    def declined(self) -> str:
+        """Why the kernel did not even start: this problem is none that it takes; "" if it did."""
+        return self.refused or (self.error if self.launches == 0 else "")
 
     def __str__(self) -> str:
         return "\n".join(
@@ -228,13 +234,13 @@ class Emulator:
 
     def _to_run(self, answer: dict[str, Any], owners: np.ndarray) -> Run:
         if "refused" in answer:
-            return Run(answer["refused"], "", (), (), owners, 0, 0, 0)
+            return Run(answer["refused"], "", (), (), owners, 0, 0, False)
         places = self.places({at for row in answer["findings"] for at in row["where"]})
         findings = []
         for row in answer["findings"]:
             where, other = (places[at] for at in row["where"])
-            # The compiler may have made two copies of one line: lanes in both are not apart.
-            if row["kind"] == "divergence" and where == other:
+            # The compiler may have made two copies of one line: lanes in both execute one instruction (machine.cc).
+            if row["kind"] == "divergence" and where == other and "in different places" in row["text"]:
                 continue
             findings.append(Finding(row["kind"], row["text"], row["count"], where, other))
         if guards := answer["damaged_guards"]:
@@ -245,7 +251,7 @@ class Emulator:
         )
         return Run(
             "", answer["error"], tuple(findings), wavefronts, owners, answer["switches"], answer["launches"],
-            answer.get("workspace_bytes", 0),
+            answer.get("stopped", False),
         )  # fmt: skip
 
     def places(self, offsets: set[int]) -> dict[int, str]:
@@ -282,6 +288,6 @@ def _short(frame: str) -> str:
 
 
 @functools.cache
-def emulator(sanitize: bool = False) -> Emulator:
+def emulator() -> Emulator:
     """The emulator of this tree, built if it must be."""
-    return Emulator(build(sanitize=sanitize))
+    return Emulator(build())

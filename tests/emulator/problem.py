@@ -180,9 +180,11 @@ def describe_wrong(result: Result, expected: np.ndarray) -> str:
 
 def faults(result: Result, expected: np.ndarray) -> str:
     """All that is wrong with a run; "" if nothing is."""
-    return "\n".join(
-        filter(None, (str(result.run), describe_wrong(result, expected) if not result.run.refused else ""))
-    )
+    if result.run.refused:
+        return str(result.run)
+    if result.run.stopped:
+        return f"{result.run}\nit was stopped there: the result is incomplete"
+    return "\n".join(filter(None, (str(result.run), describe_wrong(result, expected))))
 
 
 # --- one problem in words ---------------------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ std::string findings_json(const emu::Session& session) {
   });
   std::ostringstream json;
   json << "\"findings\": " << findings << ", \"wavefronts\": " << wavefronts
-       << ", \"switches\": " << session.switches.load() << ", \"launches\": " << session.launches;
+       << ", \"switches\": " << session.switches.load() << ", \"launches\": " << session.launches
+       << ", \"stopped\": " << (session.stopped ? "true" : "false");
   return json.str();
 }
 

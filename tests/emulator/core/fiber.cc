@@ -34,7 +34,8 @@ emu_switch:
   popq %r12
   popq %rbx
   popq %rbp
-  ret
+  popq %rcx
+  jmpq *%rcx
 .size emu_switch, . - emu_switch
 
 .p2align 4

@@ -172,6 +172,7 @@ void Cluster::run() {
     schedule();
   } catch (const Aborted&) {
   }
+  t_issuer = nullptr;
   t_cluster = nullptr;
 }
 

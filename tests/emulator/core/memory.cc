@@ -80,7 +80,7 @@ bool in_image_of(const void* code, const void* address) {
 void note_writer(Tensor& tensor, size_t offset, size_t bytes, const char* what, Pc where) {
   Session& s = session();
   const Thread& thread = acting();
-  const uint32_t id = writer_id(s.launches, thread.cta->index, s.shape.threads, thread.index);
+  const uint32_t id = writer_id(s.launch_id(), thread.cta->index, s.shape.threads, thread.index);
   for (size_t i = offset; i < offset + bytes; ++i) {
     const uint32_t before = __atomic_exchange_n(&tensor.writer[i], id, __ATOMIC_RELAXED);
     if (before != 0 && before != id && launch_of(before) == launch_of(id)) {
@@ -106,7 +106,7 @@ void check_written(const Tensor& tensor, size_t offset, size_t bytes, const char
              std::string(what) + " of byte " + std::to_string(i) + " of " + tensor.name + ", which nobody wrote");
       return;
     }
-    if (launch_of(writer) == (s.launches & 15) && thread_of(writer) / threads != acting().cta->index) {
+    if (launch_of(writer) == s.launch_id() && thread_of(writer) / threads != acting().cta->index) {
       report(Kind::kRace, where,
              std::string("RAW: ") + what + " by CTA " + std::to_string(acting().cta->index) + " of byte " +
                  std::to_string(i) + " of " + tensor.name + ", which CTA " +
@@ -117,9 +117,9 @@ void check_written(const Tensor& tensor, size_t offset, size_t bytes, const char
   }
 }
 
-void touch_plain_shared(const void* pointer, size_t bytes, Access access, Pc where) {
+void touch_plain_shared(const void* pointer, size_t bytes, size_t alignment, Access access, Pc where) {
   const SharedAddress address =
-      shared_address(pointer, bytes, bytes, access == Access::kRead ? "load" : "store", where);
+      shared_address(pointer, bytes, alignment, access == Access::kRead ? "load" : "store", where);
   Thread& thread = *current();
   touch_shared(thread_actor(thread, access == Access::kRead ? "load" : "store", where), address, bytes, access);
   if (session().schedule.conflicts) {
@@ -136,7 +136,7 @@ bool in_arena(const Cluster& cluster, const void* pointer) {
 }  // namespace
 
 // Every load and store of the kernels' code that is not an instruction of the PTX layer.
-void touch_plain(const void* pointer, size_t bytes, Access access, Pc where) {
+void touch_plain(const void* pointer, size_t bytes, size_t alignment, Access access, Pc where) {
   Thread* thread = current();
   if (thread == nullptr) return;
   Cluster& cluster = *thread->cta->cluster;
@@ -144,7 +144,7 @@ void touch_plain(const void* pointer, size_t bytes, Access access, Pc where) {
   const char* stack = cluster.stacks.bottom(thread->cta->rank * session().shape.threads + thread->index);
   if (byte >= stack && byte < stack + kStackBytes) return;
   if (in_arena(cluster, pointer)) {
-    touch_plain_shared(pointer, bytes, access, where);
+    touch_plain_shared(pointer, bytes, alignment, access, where);
     return;
   }
   const char* what = access == Access::kRead ? "load" : "store";
@@ -155,7 +155,7 @@ void touch_plain(const void* pointer, size_t bytes, Access access, Pc where) {
         in_image_of(reinterpret_cast<const void*>(s.entry), pointer))
       return;
   }
-  touch_global(pointer, bytes, bytes, access, what, where);
+  touch_global(pointer, bytes, alignment, access, what, where);
 }
 
 void copy_vector(void* to, const void* from, size_t bytes) {
@@ -167,8 +167,8 @@ void copy_vector(void* to, const void* from, size_t bytes) {
       }
     }
     if (!kSanitized) {
-      touch_plain(from, bytes, Access::kRead, where);
-      touch_plain(to, bytes, Access::kWrite, where);
+      touch_plain(from, bytes, bytes, Access::kRead, where);
+      touch_plain(to, bytes, bytes, Access::kWrite, where);
     }
   }
   std::memcpy(to, from, bytes);

@@ -51,7 +51,7 @@ Session*& host_session() {
 }
 
 uint32_t writer_id(uint32_t launch, unsigned cta, int threads, int thread) {
-  return (launch & 15) << 28 | (cta * static_cast<uint32_t>(threads) + static_cast<uint32_t>(thread) + 1);
+  return launch << 28 | (cta * static_cast<uint32_t>(threads) + static_cast<uint32_t>(thread) + 1);
 }
 
 Session::~Session() {
@@ -120,6 +120,11 @@ void Session::launch(const LaunchShape& of, void (*kernel)(void*), void* kernel_
   params = kernel_params;
   params_bytes = kernel_params_bytes;
   ++launches;
+  if (launch_id() == 1) {  // the ids begin anew
+    for (Tensor& tensor : tensors_) {
+      for (uint32_t& writer : tensor.writer) writer &= (1u << 28) - 1;
+    }
+  }
   std::vector<unsigned> order(of.ctas / static_cast<unsigned>(of.cluster_ctas));
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), std::mt19937_64(schedule.seed + launches));

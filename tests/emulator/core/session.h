@@ -61,9 +61,11 @@ class Session {
   void* params = nullptr;
   size_t params_bytes = 0;
   uint32_t launches = 0;
+  uint32_t launch_id() const { return (launches - 1) % kLaunchIds + 1; }  // of the current one, for Tensor::writer
   std::atomic<int64_t> switches = 0;
 
  private:
+  static constexpr uint32_t kLaunchIds = 15;  // 0 stands for launches that are over
   void work(std::span<const unsigned> order, std::atomic<size_t>& next);
   struct Allocation {
     void* base;

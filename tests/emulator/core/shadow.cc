@@ -106,7 +106,10 @@ void Shadow::read(Cell& cell, const Actor& actor, const Epoch& epoch, const Cta&
 }
 
 void Shadow::write(Cell& cell, const Actor& actor, const Epoch& epoch, const Cta& cta, uint32_t offset) {
-  if (cell.write.number != 0 && cell.write.agent != actor.agent) {
+  // A thread's own accesses are in order, and so are the parts of one copy; the copies of one agent are not.
+  const bool in_order = cell.write.agent == actor.agent &&
+                        (cell.write.number == actor.number || actor.agent == thread_agent(*actor.issuer));
+  if (cell.write.number != 0 && !in_order) {
     const bool through_proxy = actor.async_proxy && !cell.write.async_proxy;
     if (!actor.issuer->knows(cell.write.agent, cell.write.number, through_proxy)) {
       race("WAW", actor, cell.write, cta, offset);

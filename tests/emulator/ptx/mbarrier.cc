@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 
+#include "core/machine.h"
 #include "ptx/cluster_peers.h"
 #include "ptx/mbarrier_state.h"
 #include "ptx/shared_rows.h"
@@ -15,7 +16,10 @@ using jaxgemm::ptx::kMbarrierMaxTxBytes;
 
 struct Mbarriers {  // of a CTA, by offset
   std::map<uint32_t, MbarrierState> all;
+  WaitList any;  // in the first CTA of a cluster: threads that look at several mbarriers in turn
 };
+
+WaitList& any_of_cluster(Cta& cta) { return state<Mbarriers>(*cluster_of(cta).ctas.front()).any; }
 
 // What a thread initialised and has not fenced.
 struct Unfenced {
@@ -93,6 +97,7 @@ void MbarrierState::settle() {
   pending = count;
   ++phases;
   wake_all(waiting);
+  wake_all(any_of_cluster(*at.cta));
 }
 
 void MbarrierState::check_tx(Pc where) {
@@ -142,9 +147,7 @@ SharedAddress mbarrier_address(const void* s_barrier, const char* what, Pc where
 
 MbarrierState& mbarrier_at(SharedAddress address, const char* what, Pc where) {
   MbarrierState& barrier = find(address, what, where);
-  if (barrier.ordered.insert(thread_agent(self())).second) {
-    touch_shared(this_thread(what, where), address, sizeof(Mbarrier), Access::kRead);
-  }
+  touch_shared(this_thread(what, where), address, sizeof(Mbarrier), Access::kRead);
   return barrier;
 }
 
@@ -179,7 +182,6 @@ void mbarrier_init(Mbarrier& s_barrier, int count) {
   barrier.count = barrier.pending = static_cast<uint32_t>(count);
   barrier.alive = true;
   barrier.initialiser = &self();
-  barrier.ordered = {thread_agent(self())};
   barrier.agent = new_agent(cluster_of(*at.cta));
   touch_shared(this_thread("mbarrier.init", where), at, sizeof(Mbarrier), Access::kWrite);
   std::memset(data(at), 0xFF, sizeof(Mbarrier));
@@ -242,9 +244,12 @@ bool mbarrier_try_wait(Mbarrier& s_barrier, uint32_t parity) {
   MbarrierState& barrier = mbarrier_at(mbarrier_address(&s_barrier, kWhat, where), kWhat, where);
   bool& in_vain = state<LastLook>(self()).in_vain;
   if (barrier.parity() == check_parity(parity, where)) {
-    in_vain = !in_vain;
-    if (in_vain) return false;
-    sleep_until_complete(barrier, parity, where);
+    if (!in_vain) {
+      in_vain = true;
+      return false;
+    }
+    sleep(any_of_cluster(cta_of(self())), "mbarrier.try_wait", where);
+    if (barrier.parity() == parity) return false;
   }
   in_vain = false;
   acquire(barrier.passed);
@@ -255,6 +260,7 @@ void mbarrier_wait(Mbarrier& s_barrier, uint32_t parity) {
   const Pc where = EMU_CALLER;
   constexpr const char* kWhat = "mbarrier.try_wait";
   MbarrierState& barrier = mbarrier_at(mbarrier_address(&s_barrier, kWhat, where), kWhat, where);
+  state<LastLook>(self()).in_vain = false;
   if (barrier.parity() == check_parity(parity, where)) sleep_until_complete(barrier, parity, where);
   acquire(barrier.passed);
 }

@@ -20,7 +20,6 @@ struct MbarrierState {
   bool alive = false;    // initialised and not invalidated
   bool visible = false;  // the initialisation, to the copy engine and to other CTAs
   const Thread* initialiser = nullptr;
-  std::set<Agent> ordered;  // threads whose use was found to be ordered behind the initialisation
 
   // The last arrival of each thread of another CTA.
   struct Arrival {

@@ -93,6 +93,8 @@ void load_box(const TensorMap& map, const BoxOrigin& origin, SharedAddress box, 
   }
 }
 
+// Chunks that begin inside of the tensor are stored whole: a row that ends within one is overwritten up to the chunk's
+// end. Seen on an H200; PTX ISA speaks of elements.
 void store_box(const TensorMap& map, const BoxOrigin& origin, SharedAddress box, Pc where) {
   std::vector<unsigned char> bytes(map.row_bytes());
   for (uint32_t row = 0; row < map.rows(); ++row) {
@@ -100,8 +102,9 @@ void store_box(const TensorMap& map, const BoxOrigin& origin, SharedAddress box,
     if (inside.inside_bytes == 0) continue;
     each_chunk(map, box, row,
                [&](unsigned char* chunk, uint32_t byte) { std::memcpy(bytes.data() + byte, chunk, kChunkBytes); });
-    touch_global(inside.address, inside.inside_bytes, 1, Access::kWrite, "TMA store", where);
-    std::memcpy(inside.address, bytes.data() + inside.first_byte, inside.inside_bytes);
+    const uint32_t stored = (inside.inside_bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
+    touch_global(inside.address, stored, kChunkBytes, Access::kWrite, "TMA store", where);
+    std::memcpy(inside.address, bytes.data() + inside.first_byte, stored);
   }
 }
 

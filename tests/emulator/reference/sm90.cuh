@@ -364,6 +364,9 @@ std::string encode(HostMaps& maps, const GemmArgs& args) {
     if (std::string error = encode_tensor_map(maps.rhs, rhs); !error.empty()) return "rhs: " + error;
   }
   if (!Config::kTmaStore) return {};
+  if (p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes != 0) {
+    return "TMA stores whole chunks of 16 bytes, which rows of " + std::to_string(p.N) + " elements are not made of";
+  }
   const TensorBox out = operand_box(args.out, p.out_dtype, p.out, p.batch, ptx::kWgmmaM, kStagedCols, Swizzle::kNone);
   if (std::string error = encode_tensor_map(maps.out, out); !error.empty()) return "out: " + error;
   return {};

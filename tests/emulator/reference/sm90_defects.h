@@ -14,7 +14,7 @@
   X(Multicast, "multicast")
 
 #define JAXGEMM_SM90_DEFECTS(X)                                                                        \
-  /* Copies overwrite a stage that wgmma still reads: WAR. */                                          \
+  /* Copies overwrite a stage that is in use: WAW, protocol. */                                        \
   X(NoEmptyWait, Registers, "no_empty_wait")                                                           \
   /* The same, since a stage is given back before its wgmmas are waited for. */                        \
   X(EarlyRelease, Registers, "early_release")                                                          \
@@ -22,7 +22,7 @@
   X(ProducerParity, Registers, "producer_parity")                                                      \
   /* The consumers wait for the phase before the first: uninitialised, RAW. */                         \
   X(ConsumerParity, Registers, "consumer_parity")                                                      \
-  /* Parities do not change when the ring begins anew: deadlock, or RAW and WAR. */                    \
+  /* Parities do not change when the ring begins anew: WAW, protocol. */                               \
   X(StuckParity, Registers, "stuck_parity")                                                            \
   /* Bytes that no copy brings are expected: deadlock. */                                              \
   X(TooManyTxBytes, Registers, "too_many_tx_bytes")                                                    \
@@ -34,7 +34,7 @@
   X(EmptyCountTooSmall, Registers, "empty_count_too_small")                                            \
   /* A stage is never empty again: deadlock. */                                                        \
   X(EmptyCountTooLarge, Registers, "empty_count_too_large")                                            \
-  /* Consumers read one stage and give back another: races. */                                         \
+  /* Consumers read one stage and give back another: deadlock. */                                      \
   X(ReleasesWrongStage, Registers, "releases_wrong_stage")                                             \
   /* Slices of 16 along K overlap: wrong values. */                                                    \
   X(HalfDescriptorStep, Registers, "half_descriptor_step")                                             \
@@ -52,7 +52,7 @@
   X(CoordinateOffByOneBox, Registers, "coordinate_off_by_one_box")                                     \
   /* Boxes begin within 16 bytes: misaligned. */                                                       \
   X(CoordinateMisaligned, Registers, "coordinate_misaligned")                                          \
-  /* Accumulators are stored while wgmma works on them: NaN. */                                        \
+  /* Accumulators are stored while wgmma works on them: protocol, NaN. */                              \
   X(NoFinalWait, Registers, "no_final_wait")                                                           \
   /* Zeros are in no order with the first wgmma. */                                                    \
   X(NoWgmmaFence, Registers, "no_wgmma_fence")                                                         \
