@@ -5,12 +5,13 @@ python -m tests.emulated.sanitizer_cases LIBRARY KERNEL ...
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from tests.edge_shapes import LAYOUTS, ragged_case
+from tests.edge_shapes import LAYOUTS, Case, ragged_case
 from tests.emulated.support import SEEDS
 from tests.emulator.library import Emulator, KernelInfo, Schedule
 from tests.emulator.problem import Placement, Trial, faults, run
@@ -24,10 +25,12 @@ def run_kernel(emulated: Emulator, info: KernelInfo) -> int:
     """One product for each layout, over all dtypes and placements, with a bias; returns how many."""
     for i, layout in enumerate(LAYOUTS):
         dtypes = info.dtypes[i % len(info.dtypes)]
-        placement = _ALIGNED if info.family.startswith("sm90.") else _PLACEMENTS[i]
-        trial = Trial(
-            ragged_case(info, layout, "both" if i % 2 else "none"), placement, Schedule(SEEDS[i], workers=2), i
-        )
+        tma = info.family.startswith("sm90.")
+        placement = _ALIGNED if tma else _PLACEMENTS[i]
+        shape = ragged_case(info, layout, "both" if i % 2 else "none").shape
+        if tma:  # which stores rows that end on a 16-byte boundary
+            shape = dataclasses.replace(shape, n=-(-shape.n // 8) * 8)
+        trial = Trial(Case(shape, layout), placement, Schedule(SEEDS[i], workers=2), i)
         lhs, rhs = trial.operands(dtypes, integers)
         bias = np.arange(trial.case.shape.n, dtype=np.float32) % 5
         result = run(
