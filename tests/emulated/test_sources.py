@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.emulator.build import ROOT
+
 CUDA, EMULATED = ROOT / "cuda", ROOT / "tests" / "emulator"
 _FOLDERS = ("kernels", "tile", "epilogue", "mainloop")
 SOURCES = sorted(

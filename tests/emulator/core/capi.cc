@@ -95,8 +95,8 @@ std::string run(const EmuRequest& request) {
   if (request.owners) {
     write_owners(out, static_cast<size_t>(jaxgemm::size_bytes(problem.out_dtype)), request.owners);
   }
-  return "{\"error\": " + quoted(error) + ", \"damaged_guards\": " + quoted(session.damaged_guards()) +
-         ", \"workspace_bytes\": " + std::to_string(workspace_bytes) + ", " + findings_json(session) + "}";
+  return "{\"error\": " + quoted(error) + ", \"damaged_guards\": " + quoted(session.damaged_guards()) + ", " +
+         findings_json(session) + "}";
 }
 
 std::string run_probe(const char* name, const uint32_t* in, uint32_t* out, const EmuSchedule& schedule) {

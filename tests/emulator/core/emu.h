@@ -64,7 +64,6 @@ int lane_of(const Thread& thread);             // 0..31
 int rank_of(const Cta& cta);                   // of the CTA in its cluster: %cluster_ctarank
 int size_of(const Cluster& cluster);           // CTAs
 Cta& cta_of_rank(Cluster& cluster, int rank);  // fatal() if there is none or if it has exited
-uint64_t random_bits();                        // of the schedule: deterministic per seed
 
 // Threads that wait for one thing. sleep() returns when wake_all() was called: the caller checks its condition again.
 // `what` is what a deadlock report says of the thread, e.g. "mbarrier wait, parity 1".
@@ -180,7 +179,6 @@ void count_wavefronts(Pc where, const char* what, int wavefronts, int ideal);  /
 
 // fatal() if not inside one tensor, not aligned, or a write to an operand. Marks what is written as this thread's.
 void touch_global(const void* pointer, size_t bytes, size_t alignment, Access access, const char* what, Pc where);
-bool is_global(const void* pointer);
 
 // --- things that happen later
 // -------------------------------------------------------------------------------------------

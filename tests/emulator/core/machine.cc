@@ -241,7 +241,6 @@ int index_of(const Thread& thread) { return thread.index; }
 int lane_of(const Thread& thread) { return thread.lane(); }
 int rank_of(const Cta& cta) { return cta.rank; }
 int size_of(const Cluster& cluster) { return static_cast<int>(cluster.ctas.size()); }
-uint64_t random_bits() { return t_cluster->random(); }
 
 Cta& cta_of_rank(Cluster& cluster, int rank) {
   if (rank < 0 || rank >= size_of(cluster)) {

@@ -240,8 +240,6 @@ void touch_global(const void* pointer, size_t bytes, size_t alignment, Access ac
   }
 }
 
-bool is_global(const void* pointer) { return session().tensor_of(pointer) != nullptr; }
-
 void report(Kind kind, Pc where, const std::string& text, Pc other) {
   Findings& findings = session().findings;
   if (!findings.count(kind, where, other)) return;
