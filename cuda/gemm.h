@@ -93,7 +93,8 @@ struct KernelInfo {
   std::array<bool, 4> layouts;  // indexed by Layout
   Tile cta_tile, warp_tile;
   int stages, threads, smem_bytes;
-  bool fused_epilogue;  // applies bias and activation itself
+  bool tf32;            // rounds float32 operands to TF32 unless the precision is kHighest
+  bool fused_epilogue;  // applies bias and activation itself, to floating-point results
 };
 
 struct GemmArgs {

@@ -50,7 +50,7 @@ inline constexpr FixedText kFullName = [] {
 //   kCtaTile, kWarpTile         Tile
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
-// and optionally kMinSm, kMaxSm.
+// and optionally kMinSm, kMaxSm, and kTf32 (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -60,6 +60,10 @@ constexpr KernelInfo describe() {
   constexpr int max_sm = [] {
     if constexpr (requires { Config::kMaxSm; }) return Config::kMaxSm;
     return 0;
+  }();
+  constexpr bool tf32 = [] {
+    if constexpr (requires { Config::kTf32; }) return Config::kTf32;
+    return false;
   }();
   constexpr int smem_bytes =
       std::is_empty_v<typename Config::SharedStorage> ? 0 : sizeof(typename Config::SharedStorage);
@@ -77,6 +81,7 @@ constexpr KernelInfo describe() {
           .stages = Config::kStages,
           .threads = Config::kThreads,
           .smem_bytes = smem_bytes,
+          .tf32 = tf32,
           .fused_epilogue = true};
 }
 

@@ -101,8 +101,9 @@ std::string why_not(const Kernel& kernel, const Problem& p) {
   if (!info.layouts[static_cast<int>(p.layout())]) {
     return "does not take layout " + std::string(kLayoutNames[static_cast<int>(p.layout())]);
   }
-  if ((p.has_bias || p.activation != Activation::kNone) && !info.fused_epilogue) {
-    return "does not fuse bias and activation";
+  if (p.has_bias || p.activation != Activation::kNone) {
+    if (!info.fused_epilogue) return "does not fuse bias and activation";
+    if (p.out_dtype == DType::kS32) return "fuses bias and activation with floating-point results only";
   }
   if (!p.empty()) {
     // Divisions, so that no product of sizes can overflow.

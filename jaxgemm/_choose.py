@@ -19,6 +19,8 @@ from jaxgemm._target import target_sm
 _ALGORITHMS = {
     lax.DotAlgorithmPreset.F16_F16_F32: ("float16", "default"),
     lax.DotAlgorithmPreset.BF16_BF16_F32: ("bfloat16", "default"),
+    lax.DotAlgorithmPreset.TF32_TF32_F32: ("float32", "default"),
+    lax.DotAlgorithmPreset.TF32_TF32_F32_X3: ("float32", "highest"),
     lax.DotAlgorithmPreset.F32_F32_F32: ("float32", "highest"),
 }
 # Stands for a symbolic dimension when a kernel is chosen: odd, so that no alignment is taken for granted.
@@ -62,7 +64,8 @@ def kernels() -> list[_core.KernelInfo]:
       A list whose entries have ``name`` ("family:config"; ``kernel=`` takes it or the family alone), ``family``,
       ``config``, ``min_sm`` and ``max_sm`` (compute capability times ten; ``max_sm == 0``: no upper limit), ``dtypes``
       ((lhs, rhs, out) names), ``layouts``, ``cta_tile`` and ``warp_tile`` ((m, n, k) elements), ``stages``,
-      ``threads`` per CTA, ``smem_bytes`` per CTA, ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
+      ``threads`` per CTA, ``smem_bytes`` per CTA, ``tf32`` (whether float32 operands are rounded to TF32 unless the
+      precision is HIGHEST), ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
     """
     return _core.kernels()
 
