@@ -64,7 +64,7 @@ class Bench:
         """Kernels to ask jaxgemm for on a problem; None stands for the chooser's."""
         if suite_name == "dense":
             return [self.kernel]
-        infos = [info for info in self.registry if peers.takes(info, problem) and self.kernel_wanted(info)]
+        infos = [info for info in self.registry if peers.on_rung(info, problem) and self.kernel_wanted(info)]
         if problem.m == LADDER_SIZE:
             return [info.name for info in infos]
         best = self._ladder_best(problem)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.shapes import Problem
+
+TF32_PRODUCTS_OF_FLOAT32 = 3
+"""How many TF32 products make one with nearly float32's accuracy (3xTF32)."""
 
 
 @dataclass(frozen=True)
@@ -13,21 +16,40 @@ class Limits:
 
     ``datasheet_tflops`` are the vendor's dense rates. ``measured_tflops`` are sustained rates of the tensor cores alone
     on normally distributed data (wgmma m64n256k16 from shared memory, no loads), power limit included; a dtype
-    without one was not measured. ``copy_gbps`` is a large device-to-device copy, bytes read plus bytes written.
+    without one was not measured. ``mma_sync_tflops`` are the same for mma.sync from registers, as far as measured.
+    ``copy_gbps`` is a large device-to-device copy, bytes read plus bytes written.
     """
 
     datasheet_tflops: dict[str, float]
     measured_tflops: dict[str, float]
     copy_gbps: float
+    mma_sync_tflops: dict[str, float] = field(default_factory=dict)
 
     def tflops(self, problem: Problem) -> float:
         """The measured rate for the problem's arithmetic where there is one, else the datasheet's."""
-        unit = arithmetic(problem)
-        return self.measured_tflops.get(unit, self.datasheet_tflops[unit])
+        return max(self._sustained(unit) / products for unit, products in units(problem))
 
     def floor_us(self, problem: Problem) -> float:
         """No version runs faster than this: the larger of arithmetic and data movement, in microseconds."""
         return max(problem.flops / self.tflops(problem) / 1e6, problem.min_bytes / self.copy_gbps / 1e3)
+
+    def lines(self, problem: Problem) -> dict[str, float]:
+        """The rates to compare the problem's with, in TFLOP/s, by what they are."""
+        unit = arithmetic(problem)
+        found = {"datasheet": self.datasheet_tflops[unit]}
+        if unit == "float32":
+            found = {
+                "CUDA cores, datasheet": self.datasheet_tflops[unit],
+                "three TF32 products": self._sustained("tf32") / TF32_PRODUCTS_OF_FLOAT32,
+            }
+        if unit in self.measured_tflops:
+            found["tensor cores alone, measured"] = self.measured_tflops[unit]
+        if unit in self.mma_sync_tflops:
+            found["mma.sync alone, measured"] = self.mma_sync_tflops[unit]
+        return found
+
+    def _sustained(self, unit: str) -> float:
+        return self.measured_tflops.get(unit, self.datasheet_tflops[unit])
 
 
 def arithmetic(problem: Problem) -> str:
@@ -35,6 +57,12 @@ def arithmetic(problem: Problem) -> str:
     if problem.lhs_dtype == "float32" and problem.precision == "default":
         return "tf32"
     return problem.lhs_dtype
+
+
+def units(problem: Problem) -> list[tuple[str, int]]:
+    """(unit, its products for each one of the problem): the ways to do the arithmetic."""
+    unit = arithmetic(problem)
+    return [(unit, 1), ("tf32", TF32_PRODUCTS_OF_FLOAT32)] if unit == "float32" else [(unit, 1)]
 
 
 LIMITS: dict[str, Limits] = {

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks.limits import arithmetic
 from benchmarks.shapes import Problem
 
 PEERS: dict[str, dict[str, str | bool]] = {"jnp": {}, "jnp_cublas": {"xla_gpu_enable_triton_gemm": False}}
@@ -29,6 +30,8 @@ class KernelInfo(Protocol):
     def dtypes(self) -> Iterable[tuple[str, str, str]]: ...
     @property
     def layouts(self) -> Iterable[str]: ...
+    @property
+    def tf32(self) -> bool: ...
 
 
 def registry() -> Sequence[KernelInfo]:
@@ -38,8 +41,10 @@ def registry() -> Sequence[KernelInfo]:
     return jaxgemm.kernels()
 
 
-def takes(info: KernelInfo, problem: Problem) -> bool:
-    """Whether the kernel lists the problem's dtypes and layout."""
+def on_rung(info: KernelInfo, problem: Problem) -> bool:
+    """Whether the ladder measures the kernel on the problem: it takes the problem, and uses the precision it may."""
+    if arithmetic(problem) == "tf32" and not info.tf32:
+        return False  # what it does at HIGHEST
     dtypes = (problem.lhs_dtype, problem.rhs_dtype, problem.out_dtype)
     return dtypes in {tuple(entry) for entry in info.dtypes} and problem.layout in info.layouts
 

@@ -53,6 +53,11 @@ class Problem:
         return f"{dtype} {batch}{self.m}x{self.n}x{self.k} {self.layout}{highest}"
 
     @property
+    def dtype_label(self) -> str:
+        """The operand dtype, for float32 with the precision: kernels are compared where this is the same."""
+        return f"{self.lhs_dtype}, {self.precision}" if self.lhs_dtype == "float32" else self.lhs_dtype
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions."""
         return 2 * self.batch * self.m * self.n * self.k
@@ -136,11 +141,16 @@ LADDER_MORE_SIZES = (1024, 8192)
 
 
 def ladder() -> list[Problem]:
-    """Squares in every dtype. float32 is at HIGHEST: the float32 rungs multiply in full float32."""
+    """Squares in every dtype, float32 at both precisions.
+
+    float32 at DEFAULT is for the kernels that round to TF32: the others would do there what they do at HIGHEST.
+    The layout is NN; for int8, XLA's dot transposes rhs first, and its time includes that.
+    """
+    kinds: list[tuple[str, Precision]] = [("float32", "highest"), *((dtype, "default") for dtype in OUT_DTYPES)]
     return [
-        problem(size, size, size, dtype, precision="highest" if dtype == "float32" else "default")
+        problem(size, size, size, dtype, precision=precision)
         for size in (LADDER_SIZE, *LADDER_MORE_SIZES)
-        for dtype in OUT_DTYPES
+        for dtype, precision in kinds
     ]
 
 

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,11 +51,22 @@ def test_dense_suite_has_the_agreed_problems() -> None:
         assert example in dense
 
 
-def test_ladder_suite_multiplies_float32_in_full_precision() -> None:
+def test_ladder_suite_multiplies_float32_at_both_precisions() -> None:
     ladder = shapes.ladder()
-    assert len(ladder) == len(set(ladder)) == 15
-    assert {problem.precision for problem in ladder if problem.lhs_dtype == "float32"} == {"highest"}
+    assert len(ladder) == len(set(ladder)) == 18
+    assert {problem.dtype_label for problem in ladder} == {
+        "float32, highest",
+        "float32, default",
+        *(dtype for dtype in shapes.OUT_DTYPES if dtype != "float32"),
+    }
     assert all(problem.m == problem.n == problem.k and problem.layout == "NN" for problem in ladder)
+
+
+@pytest.mark.parametrize(("tf32", "expected"), [(False, ["highest"]), (True, ["default", "highest"])])
+def test_ladder_measures_the_default_of_float32_where_it_is_tf32(tf32: bool, expected: list[str]) -> None:
+    info = SimpleNamespace(name="a:1", family="a", dtypes=[("float32",) * 3], layouts=["NN"], tf32=tf32)
+    found = [p for p in shapes.ladder() if p.m == shapes.LADDER_SIZE and peers.on_rung(cast(Any, info), p)]
+    assert sorted(p.precision for p in found) == expected
 
 
 @pytest.mark.parametrize("layout", shapes.LAYOUTS)
@@ -151,7 +164,13 @@ def test_limit_is_the_larger_of_arithmetic_and_bytes() -> None:
     one_row = shapes.problem(1, 4096, 4096)
     assert limits.floor_us(one_row) == pytest.approx(one_row.min_bytes / 4296e3)
     assert limits.tflops(shapes.problem(8, 8, 8, "float32")) == 449.0
-    assert limits.tflops(shapes.problem(8, 8, 8, "float32", precision="highest")) == 66.9
+    highest = shapes.problem(8, 8, 8, "float32", precision="highest")
+    assert limits.tflops(highest) == pytest.approx(449 / 3)
+    assert limits.lines(highest) == {"CUDA cores, datasheet": 66.9, "three TF32 products": pytest.approx(449 / 3)}
+    bfloat16 = shapes.problem(8, 8, 8)
+    measured = dataclasses.replace(limits, mma_sync_tflops={"bfloat16": 600.0})
+    assert [*limits.lines(bfloat16).values()] == [989.5, 855.0]
+    assert measured.lines(bfloat16)["mma.sync alone, measured"] == 600.0
     assert all(dtype in {"tf32", *limits.datasheet_tflops} for dtype in shapes.OUT_DTYPES)
 
 
