@@ -20,11 +20,12 @@ struct Probe {
 // All probes of one file each.
 std::span<const Probe> sm80_probes();
 std::span<const Probe> stmatrix_probes();
+std::span<const Probe> sm89_probes();
 std::span<const Probe> convert_probes();
 std::span<const Probe> sm90_probes();
 
 inline std::vector<std::span<const Probe>> all() {
-  return {sm80_probes(), stmatrix_probes(), convert_probes(), sm90_probes()};
+  return {sm80_probes(), stmatrix_probes(), sm89_probes(), convert_probes(), sm90_probes()};
 }
 
 }  // namespace jaxgemm::probes

@@ -1,4 +1,5 @@
 // Probes of the Ampere-class instructions, one warp each.
+#include "probes/mma_operands.cuh"
 #include "probes/one_warp.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/cp_async.cuh"
@@ -9,14 +10,6 @@
 
 namespace jaxgemm::probes {
 namespace {
-
-// A small integer from one byte of a word: -8 to 7.
-__device__ int small(uint32_t word, int byte) { return static_cast<int>(word >> 8 * byte & 15) - 8; }
-
-template <class T>
-__device__ uint32_t small_pair(uint32_t word) {
-  return ptx::pack<T>(static_cast<float>(small(word, 0)), static_cast<float>(small(word, 1)));
-}
 
 // --- ldmatrix, stmatrix ---------------------------------------------------------------------------------------------
 
@@ -116,28 +109,26 @@ struct CpAsyncGroups {
 
 // --- mma ------------------------------------------------------------------------------------------------------------
 
-// Reads 4 words of a, 2 of b and 4 of d per lane.
-struct MmaWords {
-  static constexpr int kInWords = kLanes * 10, kOutWords = kLanes * 4;
-  using Shared = NoStorage;
-};
-
-template <class Operand, class Multiply>
-__device__ void run_mma(const uint32_t* in, uint32_t* out, Operand&& operand, Multiply&& multiply) {
-  uint32_t a[4], b[2];
-  float d[4];
-  in += lane() * 10;
-  for (int i = 0; i < 4; ++i) a[i] = operand(in[i]);
-  for (int i = 0; i < 2; ++i) b[i] = operand(in[4 + i]);
-  for (int i = 0; i < 4; ++i) d[i] = static_cast<float>(small(in[6 + i], 0) * 100 + small(in[6 + i], 1));
-  multiply(d, a, b);
-  for (int i = 0; i < 4; ++i) out[lane() * 4 + i] = float_bits(d[i]);
-}
-
 template <class T>
 struct Mma : MmaWords {
   static __device__ void run(Shared&, const uint32_t* in, uint32_t* out) {
-    run_mma(in, out, small_pair<T>, [](auto& d, auto& a, auto& b) { ptx::mma_m16n8k16<T>(d, a, b); });
+    run_mma(in, out, small_pair<T>, small_pair<T>, [](auto& d, auto& a, auto& b) { ptx::mma_m16n8k16<T>(d, a, b); });
+  }
+};
+
+// d += a * b with float16 accumulators, which must hold d exactly.
+__device__ void multiply_in_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  uint32_t pairs[2] = {ptx::pack<__half>(d[0], d[1]), ptx::pack<__half>(d[2], d[3])};
+  ptx::mma_m16n8k16_f16(pairs, a, b);
+  for (int i = 0; i < 4; ++i) {
+    d[i] = __half2float(__ushort_as_half(static_cast<uint16_t>(pairs[i / 2] >> 16 * (i % 2))));
+  }
+}
+
+// Sums stay below 2048, up to where float16 has all integers.
+struct MmaF16 : MmaWords {
+  static __device__ void run(Shared&, const uint32_t* in, uint32_t* out) {
+    run_mma(in, out, small_pair<__half>, small_pair<__half>, multiply_in_f16);
   }
 };
 
@@ -148,27 +139,7 @@ struct MmaTf32 : MmaWords {
     const auto operand = [](uint32_t word) {
       return ptx::to_tf32(static_cast<float>(small(word, 0))) | (kLowBits ? word >> 8 & 0x1fff : 0u);
     };
-    run_mma(in, out, operand, [](auto& d, auto& a, auto& b) { ptx::mma_m16n8k8_tf32(d, a, b); });
-  }
-};
-
-// a is the unit matrix (twice, one below the other, for K = 8): elements of b must arrive as they are, subnormals too.
-template <class Format>
-struct MmaUnit : MmaWords {
-  static __device__ void run(Shared&, const uint32_t* in, uint32_t* out) {
-    constexpr int kElems = Format::kElems, K = 8 * kElems;
-    uint32_t a[4], b[2];
-    float d[4] = {};
-    for (int r = 0; r < 4; ++r) {
-      a[r] = 0;
-      for (int i = 0; i < kElems; ++i) {
-        const int row = lane() / 4 + r % 2 * 8, k = r / 2 * (K / 2) + lane() % 4 * kElems + i;
-        if (row % K == k) a[r] |= Format::kOne << 16 * i;
-      }
-    }
-    for (int i = 0; i < 2; ++i) b[i] = Format::finite(in[lane() * 2 + i]);
-    Format::multiply(d, a, b);
-    for (int i = 0; i < 4; ++i) out[lane() * 4 + i] = float_bits(d[i]);
+    run_mma(in, out, operand, operand, [](auto& d, auto& a, auto& b) { ptx::mma_m16n8k8_tf32(d, a, b); });
   }
 };
 
@@ -184,6 +155,12 @@ struct UnitPair {
   }
   static __device__ void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     ptx::mma_m16n8k16<T>(d, a, b);
+  }
+};
+
+struct UnitPairInF16 : UnitPair<__half> {
+  static __device__ void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    multiply_in_f16(d, a, b);
   }
 };
 
@@ -281,6 +258,8 @@ constexpr Probe kSm80Probes[] = {
     probe<MmaUnit<UnitPair<__nv_bfloat16>>>("mma.m16n8k16.bf16.unit"),
     probe<MmaUnit<UnitTf32>>("mma.m16n8k8.tf32.unit"),
     probe<MmaS8>("mma.m16n8k32.s8"),
+    probe<MmaF16>("mma.m16n8k16.f16.f16"),
+    probe<MmaUnit<UnitPairInF16>>("mma.m16n8k16.f16.f16.unit"),
     probe<Wmma<__half, false, false>>("wmma.f16.row.row"),
     probe<Wmma<__half, false, true>>("wmma.f16.row.col"),
     probe<Wmma<__half, true, false>>("wmma.f16.col.row"),

@@ -43,6 +43,16 @@ constexpr uint16_t float_to_bf16(float x) {
 
 constexpr float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
+constexpr float e5m2_to_float(uint8_t bits) { return f16_to_float(static_cast<uint16_t>(bits << 8)); }
+
+// No infinities: of the largest exponent only the largest mantissa is a NaN.
+constexpr float e4m3_to_float(uint8_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x80) << 24, magnitude = bits & 0x7fu;
+  // As in f16_to_float(), with 2^120.
+  const float scaled = std::bit_cast<float>(magnitude << 20) * 0x1p120f;
+  return std::bit_cast<float>(sign | (magnitude == 0x7f ? kFloatMagnitude : std::bit_cast<uint32_t>(scaled)));
+}
+
 inline constexpr uint32_t kTf32Mask = 0xffffe000;
 
 // cvt.rna.tf32.f32. What SASS makes of it (sm_80 to sm_90) adds half a unit to finite numbers and masks: a NaN whose
