@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgemm._choose import kernels
+from jaxgemm._choose import explain, kernels
 from jaxgemm._matmul import matmul
 from jaxgemm._native import _core
 from jaxgemm._reference import error_over_bound, reference
@@ -17,7 +17,23 @@ from jaxgemm._timing import Timing, compare, random_array, rotating_arg_sets
 
 # Llama-3-8B: hidden size and width of the feed-forward block (Meta, "The Llama 3 Herd of Models", 2024, table 3).
 LLAMA_8B_HIDDEN, LLAMA_8B_FEED_FORWARD = 4096, 14336
+# The error of the block's first tokens (all would take long: float64 on a CPU) may be LAYER_TIMES_JNP times jnp's and
+# LAYER_ALLOWANCE.
+LAYER_CHECKED_TOKENS, LAYER_TIMES_JNP, LAYER_ALLOWANCE = 4, 2, 1e-3
 _PLAIN_MATMUL = (((1,), (0,)), ((), ()))
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelGroup:
+    """Kernels that are timed together, by full name; None where there are no kernels."""
+
+    dtype: str
+    precision: str
+    names: list[str | None]
+
+    @property
+    def out_dtype(self) -> str:
+        return "int32" if jnp.issubdtype(self.dtype, jnp.integer) else self.dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +42,7 @@ class KernelRow:
 
     kernel: str
     dtype: str
+    precision: str
     m: int
     n: int
     k: int
@@ -58,58 +75,82 @@ def on_gpu() -> bool:
     return jax.default_backend() == "gpu" and attached_gpu() is not None
 
 
-def _peer_precision(dtype: str) -> str | None:
-    # jnp.dot rounds float32 to TF32 by default; the float32 kernels do not.
-    return "highest" if dtype == "float32" else None
+def kernel_groups(size: int) -> list[KernelGroup]:
+    """What runs on size x size x size.
 
-
-def kernel_groups() -> list[tuple[str, list[str | None]]]:
-    """(dtype, kernel names) to run together; on a machine without kernels the name is None."""
+    A kernel runs in the first of its groups; in the others, one configuration of its family does: the chooser's.
+    """
     if not on_gpu():
-        return [("float32", [None]), ("bfloat16", [None])]
-    groups: dict[str, list[str | None]] = {}
+        return [KernelGroup("float32", "highest", [None]), KernelGroup("bfloat16", "default", [None])]
+    groups: dict[tuple[str, str], KernelGroup] = {}
     for info in kernels():
-        # The wmma families take float16 and bfloat16 at one speed: bfloat16 stands for both.
-        dtypes = {lhs for lhs, _, _ in info.dtypes}
-        groups.setdefault("bfloat16" if "bfloat16" in dtypes else min(dtypes), []).append(info.name)
-    return list(groups.items())
+        for i, (dtype, precision) in enumerate(_arithmetics(info)):
+            group = groups.setdefault((dtype, precision), KernelGroup(dtype, precision, []))
+            name = info.name if i == 0 else _choice_of_family(info.family, group, size)
+            if name not in group.names:
+                group.names.append(name)
+    return list(groups.values())
+
+
+def _arithmetics(info: Any) -> list[tuple[str, str]]:
+    """(dtype, precision) of all that a kernel does differently; float16 and bfloat16 run alike."""
+    dtypes = {lhs for lhs, _, _ in info.dtypes}
+    if "bfloat16" in dtypes:
+        dtypes.discard("float16")
+    found = [(dtype, "default") for dtype in sorted(dtypes) if dtype != "float32" or info.tf32]
+    return found + ([("float32", "highest")] if "float32" in dtypes else [])
+
+
+def _choice_of_family(family: str, group: KernelGroup, size: int) -> str | None:
+    operand = jax.ShapeDtypeStruct((size, size), group.dtype)
+    return explain(operand, operand, kernel=family, **_matmul_options(group)).kernel
+
+
+def _matmul_options(group: KernelGroup) -> dict[str, Any]:
+    # Said even where it is the default: jax_default_matmul_precision may be set.
+    return {"precision": group.precision, "preferred_element_type": jnp.dtype(group.out_dtype)}
 
 
 def measure_kernels(size: int, rounds: int) -> Iterator[KernelRow]:
-    """Checks every kernel on size x size x size elementwise against float64, then times all of one dtype together.
+    """Checks every kernel on size x size x size elementwise against float64, then times those of one group together.
 
     Raises:
       RuntimeError: a result is farther from float64 than its bound.
     """
-    for dtype, names in kernel_groups():
+    for group in kernel_groups(size):
+        dtype, options = group.dtype, _matmul_options(group)
         bytes_per_set = 2 * size * size * jnp.dtype(dtype).itemsize
         sets = rotating_arg_sets(functools.partial(_square_operands, size=size, dtype=dtype), bytes_per_set, max_sets=8)
         lhs, rhs = sets[0]
         exact, magnitude = reference(lhs, rhs, _PLAIN_MATMUL)
-        functions: dict[str, Any] = {"jnp": jax.jit(functools.partial(jnp.dot, precision=_peer_precision(dtype)))}
+        functions: dict[str, Any] = {"jnp": jax.jit(functools.partial(jnp.dot, **options))}
         errors: dict[str, float] = {}
-        for name in names:
+        for name in group.names:
             label = name or "XLA dot"
-            functions[label] = jax.jit(functools.partial(matmul, kernel=name, precision=_peer_precision(dtype)))
-            errors[label] = error_over_bound(functions[label](lhs, rhs), exact, magnitude, size, dtype, dtype)
+            functions[label] = jax.jit(functools.partial(matmul, kernel=name, **options))
+            errors[label] = error_over_bound(
+                functions[label](lhs, rhs), exact, magnitude, size, dtype, group.out_dtype, group.precision
+            )
             if not errors[label] <= 1:
                 raise RuntimeError(
-                    f"{label} on {dtype} {size}x{size}x{size} is {errors[label]} error bounds off float64"
+                    f"{label} on {dtype} {size}x{size}x{size} at precision {group.precision} is {errors[label]} error "
+                    "bounds off float64"
                 )
         del exact, magnitude
         times = compare(functions, sets, rounds=rounds, min_rounds=3, budget_s=5)
         for label, error in errors.items():
-            yield _kernel_row(label, dtype, size, times[label], times["jnp"], error)
+            yield _kernel_row(label, group, size, times[label], times["jnp"], error)
 
 
 def _square_operands(i: int, *, size: int, dtype: str) -> tuple[jax.Array, jax.Array]:
     return random_array(2 * i, (size, size), dtype), random_array(2 * i + 1, (size, size), dtype)
 
 
-def _kernel_row(label: str, dtype: str, size: int, time: Timing, peer: Timing, error: float) -> KernelRow:
+def _kernel_row(label: str, group: KernelGroup, size: int, time: Timing, peer: Timing, error: float) -> KernelRow:
     return KernelRow(
         kernel=label,
-        dtype=dtype,
+        dtype=group.dtype,
+        precision=group.precision,
         m=size,
         n=size,
         k=size,
@@ -131,7 +172,7 @@ def measure_layer(tokens: tuple[int, ...], rounds: int) -> Iterator[LayerRow]:
     """One feed-forward block of Llama-3-8B in bfloat16 through ``jaxgemm.matmul`` and through ``jnp.matmul``.
 
     Raises:
-      RuntimeError: the jaxgemm block is much farther from float64 than the jnp block.
+      RuntimeError: the jaxgemm block is farther from float64 than the jnp block, by more than is allowed above.
     """
     hidden, width = LLAMA_8B_HIDDEN, LLAMA_8B_FEED_FORWARD
     gate, up, down = (
@@ -145,7 +186,7 @@ def measure_layer(tokens: tuple[int, ...], rounds: int) -> Iterator[LayerRow]:
         sets = [(random_array(10 + i, (count, hidden), jnp.bfloat16), gate, up, down) for i in range(2)]
         exact = _exact_layer(*sets[0])
         error, jnp_error = (_relative_error(f(*sets[0]), exact) for f in (ours, theirs))
-        if not error <= 2 * jnp_error + 1e-3:
+        if not error <= LAYER_TIMES_JNP * jnp_error + LAYER_ALLOWANCE:
             raise RuntimeError(
                 f"the block at {count} tokens is {error:.2e} off float64, jnp.matmul's is {jnp_error:.2e}"
             )
@@ -162,9 +203,8 @@ def measure_layer(tokens: tuple[int, ...], rounds: int) -> Iterator[LayerRow]:
 
 
 def _exact_layer(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
-    # Four tokens tell: float64 on a CPU is slow.
     with jax.enable_x64(True):
-        return _float64_layer(x[:4], gate, up, down)
+        return _float64_layer(x[:LAYER_CHECKED_TOKENS], gate, up, down)
 
 
 @jax.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -27,9 +28,9 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_module.main([*ARGUMENTS, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["kernels"] == [info.name for info in _core.kernels()]
-    assert [(row["kernel"], row["dtype"]) for row in result["kernel_rows"]] == [
-        ("XLA dot", "float32"),
-        ("XLA dot", "bfloat16"),
+    assert [(row["kernel"], row["dtype"], row["precision"]) for row in result["kernel_rows"]] == [
+        ("XLA dot", "float32", "highest"),
+        ("XLA dot", "bfloat16", "default"),
     ]
     for row in result["kernel_rows"]:
         assert (row["m"], row["n"], row["k"]) == (48, 48, 48)
@@ -50,6 +51,46 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert "jax[cuda13]" in text
     assert "Kernels at M = N = K = 48" in text
     assert "Llama-3-8B feed-forward block" in text
+    assert "at most 2 times jnp's + 0.001" in " ".join(text.split())
+
+
+def test_groups_hold_every_kernel_once_and_one_of_each_family_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def info(name: str, *dtypes: str, tf32: bool = False) -> SimpleNamespace:
+        outs = {"int8": "int32"}
+        family = name.partition(":")[0]
+        return SimpleNamespace(name=name, family=family, dtypes=[(d, d, outs.get(d, d)) for d in dtypes], tf32=tf32)
+
+    infos = [
+        info("simt:1", "float32"),
+        info("wmma:1", "float16", "bfloat16"),
+        info("mma:1", "float16", "bfloat16", "float32", "int8", tf32=True),
+        info("mma:2", "float16", "bfloat16", "float32", "int8", tf32=True),
+    ]
+    asked = []
+
+    def explain(lhs: jax.ShapeDtypeStruct, rhs: jax.ShapeDtypeStruct, **kwargs: Any) -> SimpleNamespace:
+        asked.append((lhs.shape, lhs.dtype.name, rhs.dtype.name, kwargs["preferred_element_type"].name))
+        return SimpleNamespace(kernel=f"{kwargs['kernel']}:2")
+
+    monkeypatch.setattr(_main_job, "on_gpu", lambda: True)
+    monkeypatch.setattr(_main_job, "kernels", lambda: infos)
+    monkeypatch.setattr(_main_job, "explain", explain)
+    groups = _main_job.kernel_groups(64)
+    assert [(group.dtype, group.precision, group.names) for group in groups] == [
+        ("float32", "highest", ["simt:1", "mma:2"]),
+        ("bfloat16", "default", ["wmma:1", "mma:1", "mma:2"]),
+        ("float32", "default", ["mma:2"]),
+        ("int8", "default", ["mma:2"]),
+    ]
+    assert ((64, 64), "int8", "int8", "int32") in asked
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "default"), ("int8", "default")])
+def test_other_groups_run(dtype: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_main_job, "kernel_groups", lambda size: [_main_job.KernelGroup(dtype, precision, [None])])
+    (row,) = _main_job.measure_kernels(32, 2)
+    assert (row.dtype, row.precision) == (dtype, precision)
+    assert row.max_err_over_bound <= 1
 
 
 @pytest.mark.parametrize("wrong", ["one element", "nan"])
