@@ -69,7 +69,8 @@ __device__ inline void mma_m16n8k32_s8(int32_t (&d)[4], const uint32_t (&a)[4], 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                       \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
 
-// 8-bit floating point (TA and TB: E4m3 or E5m2), float32 accumulators. From sm_89 on.
+// 8-bit floating point (TA and TB: E4m3 or E5m2), float32 accumulators. From sm_89 on; sm_90 has such tensor cores for
+// wgmma only, and ptxas (13.0) makes conversions and two float16 multiplications of it there.
 template <class TA, class TB>
 __device__ inline void mma_m16n8k32_fp8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   static_assert(kIsFp8<TA> && kIsFp8<TB>);

@@ -225,6 +225,15 @@ class Emulator:
         self._library.emu_speed.restype = ctypes.c_char_p
         return self._answer(self._library.emu_speed())
 
+    def fragments(self, elems: int) -> dict[str, np.ndarray]:
+        """cuda/tile/fragment.cuh for ``elems`` elements to a register.
+
+        Returns:
+          By operand ("a", "b", "d") an array [lane, element, 2] of rows and columns.
+        """
+        self._library.emu_fragments.restype = ctypes.c_char_p
+        return {name: np.array(rows) for name, rows in self._answer(self._library.emu_fragments(elems)).items()}
+
     @staticmethod
     def _answer(text: bytes) -> Any:
         answer = json.loads(text)
