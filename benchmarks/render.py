@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import plot
+from benchmarks.counter_file import SUFFIX
 from benchmarks.limits import LIMITS
 from benchmarks.results import Document, problem_of, validate
 from benchmarks.shapes import LADDER_MORE_SIZES, LADDER_SIZE, dense_groups
@@ -101,7 +102,8 @@ def plot_bars(document: Document) -> list[plot.Panel]:
 
 def load(directory: Path) -> dict[Path, Document]:
     """Every result file of a directory, validated."""
-    documents = {path: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
+    paths = [path for path in sorted(directory.glob("*.json")) if not path.stem.endswith(SUFFIX)]
+    documents = {path: json.loads(path.read_text()) for path in paths}
     for path, document in documents.items():
         try:
             validate(document)

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
@@ -64,12 +64,12 @@ Key: TypeAlias = tuple[str, Problem, str]
 """What a row answers: (suite, problem, full kernel name)."""
 
 
-def problem_of(row: Row) -> Problem:
+def problem_of(row: Mapping[str, Any]) -> Problem:
     """The problem that a row was measured on."""
-    return Problem(**{name: row[name] for name in Problem.__dataclass_fields__})  # type: ignore[literal-required]
+    return Problem(**{name: row[name] for name in Problem.__dataclass_fields__})
 
 
-def full_name(row: Row) -> str:
+def full_name(row: Mapping[str, Any]) -> str:
     """The kernel's name as custom calls carry it, e.g. "wmma_tiled:32x32x32"."""
     return f"{row['kernel']}:{row['config']}"
 
@@ -208,7 +208,7 @@ class ResultFile:
         temporary.replace(self.path)
 
 
-def dumps(document: Document) -> str:
+def dumps(document: Mapping[str, Any]) -> str:
     """JSON with one row per line, so that a diff shows which rows moved."""
     header = {name: value for name, value in document.items() if name != "rows"}
     head = json.dumps(header, indent=2).removesuffix("\n}")

@@ -121,9 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(_kernel_table(kernel_rows))
         console.print(_layer_table(layer_rows))
         console.print(
-            "Every product of the first table lies, element by element, within its error bound of a float64 reference. "
-            f"The block is judged by the largest error on up to {_main_job.LAYER_CHECKED_TOKENS} tokens, relative to the "
-            f"largest output: at most {_main_job.LAYER_TIMES_JNP} times jnp's + {_main_job.LAYER_ALLOWANCE:g}."
+            "Every product of the first table lies, element by element, within its error bound of float64. "
+            f"The block is judged by the largest error on up to {_main_job.LAYER_CHECKED_TOKENS} tokens, relative to "
+            f"the largest output: at most {_main_job.LAYER_TIMES_JNP} times jnp's + {_main_job.LAYER_ALLOWANCE:g}."
         )
     return 0
 
