@@ -108,7 +108,7 @@ struct GemmArgs {
 };
 
 inline constexpr int64_t kWorkspaceAlignment = 256;
-inline constexpr int kMaxSmemBytes = 227 * 1024;  // of one CTA, on the GPUs that have the most (sm_90, sm_100)
+inline constexpr int kMaxSmemBytes = 227 * 1024;  // of one CTA, on the GPUs that have the most: max_smem_bytes()
 inline constexpr int64_t kMaxCtas = 2147483647;   // CUDA's limit of grid.x; every family puts all its tiles there
 
 struct Kernel {
@@ -123,6 +123,9 @@ std::span<const Kernel* const> kernels();
 
 // By full name; nullptr if there is none.
 const Kernel* find(std::string_view full_name);
+
+// The most shared memory that one CTA can have on a GPU of this compute capability times ten.
+int max_smem_bytes(int sm);
 
 // "" if the kernel can run the problem on a GPU of problem.sm, else a sentence with the values that forbid it.
 std::string why_not(const Kernel& kernel, const Problem& problem);

@@ -83,12 +83,30 @@ std::string describe(const Problem& p) {
          std::string(kLayoutNames[static_cast<int>(p.layout())]);
 }
 
+// CUDA C++ programming guide, "Technical Specifications per Compute Capability": maximum amount of shared memory per
+// thread block. What is not listed here is given the least that any GPU since 8.0 has.
+int max_smem_bytes(int sm) {
+  switch (sm) {
+    case 80:
+    case 87: return 163 * 1024;
+    case 90:
+    case 100:
+    case 103:
+    case 110: return kMaxSmemBytes;
+    default: return 99 * 1024;
+  }
+}
+
 std::string why_not(const Kernel& kernel, const Problem& p) {
   const KernelInfo& info = kernel.info;
   if (p.sm < info.min_sm || (info.max_sm != 0 && p.sm > info.max_sm)) {
     return "needs a GPU of sm_" + std::to_string(info.min_sm) +
            (info.max_sm == 0 ? " or newer" : " to sm_" + std::to_string(info.max_sm)) + ", this one is sm_" +
            std::to_string(p.sm);
+  }
+  if (info.smem_bytes > max_smem_bytes(p.sm)) {
+    return "needs " + std::to_string(info.smem_bytes) + " bytes of shared memory per CTA, sm_" + std::to_string(p.sm) +
+           " has " + std::to_string(max_smem_bytes(p.sm));
   }
   const DTypes wanted = {p.lhs_dtype, p.rhs_dtype, p.out_dtype};
   bool dtypes_ok = false;

@@ -139,6 +139,36 @@ def check_name(kernel: str | None) -> None:
         raise ValueError(f"kernel={kernel!r} is none of this build's kernels: {', '.join(known)}.{hint}")
 
 
+def _preference(problem: _core.Problem) -> Callable[[str], tuple[int, float, int]]:
+    """The key that sorts names of kernels as ``select`` prefers them: late rungs, then cheap, then late ones."""
+    names = [info.name for info in kernels()]
+    families = [info.family for info in kernels()]
+
+    def key(name: str) -> tuple[int, float, int]:
+        place = names.index(name)
+        return -families.index(families[place]), _core.estimated_cost(name, problem), -place
+
+    return key
+
+
+def _reason(name: str, asked: str | None, able: list[str]) -> str:
+    """What decided for ``name`` among those that are able, in ladder order."""
+    if name == asked:
+        return "named by the caller"
+    family, _, config = name.partition(":")
+    rungs = list(dict.fromkeys(other.partition(":")[0] for other in able))
+    if asked is not None:
+        rung = "of the family that the caller named"
+    elif family == rungs[-1]:
+        rung = f"{family} is the latest rung of the ladder that takes the problem"
+    else:
+        rung = f"{family} is the rung of the ladder that the model prefers"
+    configs = sum(other.startswith(f"{family}:") for other in able)
+    if configs == 1:
+        return f"{rung}, {config} its only configuration that can"
+    return f"{rung}, {config} the fastest by the model of its {configs} configurations that can"
+
+
 def choose(request: Request, kernel: str | None, sm: int) -> Choice:
     """The kernel for a request on a GPU of compute capability ``sm`` / 10.
 
@@ -157,15 +187,9 @@ def choose(request: Request, kernel: str | None, sm: int) -> Choice:
     problem = _problem(request, sm)
     verdicts = {info.name: _why_not(info.name, problem, request) for info in kernels()}
     able = [name for name, sentence in verdicts.items() if not sentence]
-    if kernel is None:
-        name = _core.select(problem)
-        reason = "the latest rung of the ladder that takes the problem, in the configuration that the model ranks first"
-    elif kernel in verdicts:
-        name, reason = kernel, "named by the caller"
-    else:
-        name, reason = _core.select(problem, kernel), "of the family that the caller named"
-    if name and name not in able and kernel is None:  # select() does not know what symbolic dimensions forbid
-        name = able[-1] if able else ""
+    name = kernel if kernel in verdicts else _core.select(problem, kernel or "")
+    if kernel is None and able and name not in able:  # select() does not know what symbolic dimensions forbid
+        name = min(able, key=_preference(problem))
     if not name or name not in able:
         if kernel is None:
             return Choice(None, f"no kernel takes {problem}")
@@ -174,7 +198,7 @@ def choose(request: Request, kernel: str | None, sm: int) -> Choice:
         raise ValueError(f"kernel={kernel!r} cannot run {problem}: it {why}; {can}.")
     precision = _kernel_precision(request.precision, request.lhs.dtype)
     assert precision is not None
-    return Choice(name, reason, precision, _core.workspace_bytes(name, problem))
+    return Choice(name, _reason(name, kernel, able), precision, _core.workspace_bytes(name, problem))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,17 +209,25 @@ class Explanation:
       kernel: full name of the kernel that would run, None for XLA's own dot.
       reason: why.
       problem: the GEMM in words.
-      candidates: kernel name -> "" if it could run, else why not.
+      candidates: kernel name -> "" if it could run, else why not; in ladder order.
+      costs: kernel name -> the time that the model expects, as a multiple of the chosen kernel's; only of those that
+        could run, the preferred ones first.
     """
 
     kernel: str | None
     reason: str
     problem: str
     candidates: dict[str, str]
+    costs: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [self.problem, f"  runs {self.kernel or 'XLA dot'}: {self.reason}"]
-        lines += [f"  {name}: {why or 'could run'}" for name, why in self.candidates.items() if name != self.kernel]
+        lines += [
+            f"  {name}: could run, in {cost:.3g} times the time by the model"
+            for name, cost in self.costs.items()
+            if name != self.kernel
+        ]
+        lines += [f"  {name}: {why}" for name, why in self.candidates.items() if why]
         return "\n".join(lines)
 
 
@@ -208,7 +240,12 @@ def explain_request(request: Request, kernel: str | None, sm: int) -> Explanatio
         return Explanation(None, no_problem, text, {info.name: no_problem for info in kernels()})
     problem = _problem(request, sm)
     candidates = {info.name: _why_not(info.name, problem, request) for info in kernels()}
-    return Explanation(choice.kernel, choice.reason, f"{problem} on sm_{sm}", candidates)
+    able = sorted((name for name, why in candidates.items() if not why), key=_preference(problem))
+    able.sort(key=lambda name: name != choice.kernel)  # the caller may have named another one
+    costs = {name: _core.estimated_cost(name, problem) for name in able}
+    chosen = costs.get(choice.kernel or "") or 1.0  # an empty problem costs nothing
+    relative = {name: cost / chosen if cost else 1.0 for name, cost in costs.items()}
+    return Explanation(choice.kernel, choice.reason, f"{problem} on sm_{sm}", candidates, relative)
 
 
 def explain(lhs: Any, rhs: Any, **kwargs: Any) -> Explanation:

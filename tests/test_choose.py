@@ -206,7 +206,49 @@ def test_explain(lhs: tuple[int, ...], rhs: tuple[int, ...], kwargs: dict[str, A
     assert lines[0] == said.problem
     assert lines[1] == f"  runs {said.kernel}: {said.reason}"
     assert len(lines) == 1 + len(KERNEL_NAMES)
-    assert any(line.endswith(": could run") for line in lines)
+    able = [name for name, why in said.candidates.items() if not why]
+    assert said.costs.keys() == set(able)
+    assert [line.strip().split(": could run, ")[0] for line in lines[2 : len(able) + 1]] == list(said.costs)[1:]
+    assert not any("could run" in line for line in lines[len(able) + 1 :])
+    assert (next(iter(said.costs)), said.costs[said.kernel]) == (said.kernel, 1.0)
+
+
+@pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (64, 64, 64), (1, 8192, 4096), (33, 77, 129)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_explained_costs(sizes: tuple[int, int, int], dtype: str) -> None:
+    """Late rungs come first, within a rung the cheap ones, and costs are the model's."""
+    m, n, k = sizes
+    said = jaxgemm.explain(struct((m, k), dtype), struct((k, n), dtype))
+    asked = problem(m, n, k, lhs_dtype=dtype, rhs_dtype=dtype, out_dtype=dtype, sm=PORTABLE_SM)
+    chosen = _core.estimated_cost(said.kernel, asked)
+    for name, cost in said.costs.items():
+        assert cost == pytest.approx(_core.estimated_cost(name, asked) / chosen)
+        assert name == said.kernel or f"{name}: could run, in {cost:.3g} times the time by the model" in str(said)
+    rungs = [(-FAMILIES.index(name.split(":")[0]), cost) for name, cost in said.costs.items()]
+    assert rungs[1:] == sorted(rungs[1:]), "what is chosen comes first, the rest in order"
+
+
+def test_reasons_say_what_decided() -> None:
+    bf16 = functools.partial(struct, dtype=jnp.bfloat16)
+    choice = choose(request(bf16((512, 512)), bf16((512, 512))), None, 90)
+    family, config = choice.kernel.split(":")
+    assert f"{family} is the " in choice.reason
+    assert f", {config} " in choice.reason
+    for asked in FAMILIES:
+        try:
+            said = jaxgemm.explain(bf16((512, 512)), bf16((512, 512)), kernel=asked)
+        except ValueError:
+            continue
+        configs = sum(name.startswith(asked + ":") for name in said.costs)
+        config = said.kernel.split(":")[1]
+        assert said.reason == "of the family that the caller named, " + (
+            f"{config} its only configuration that can"
+            if configs == 1
+            else f"{config} the fastest by the model of its {configs} configurations that can"
+        )
+        named = jaxgemm.explain(bf16((512, 512)), bf16((512, 512)), kernel=said.kernel)
+        assert named.reason == "named by the caller"
+        assert next(iter(named.costs.items())) == (said.kernel, 1.0)
 
 
 def test_explain_other_functions_and_fallback() -> None:

@@ -11,9 +11,8 @@ import pytest
 
 import jaxgemm
 from jaxgemm._native import GEMM_TARGET, _core
+from tests.gpu_limits import MAX_SMEM_BYTES
 from tests.helpers import FAMILIES, KERNEL_NAMES, ROOT, problem
-
-MAX_SMEM_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # per CTA, by min_sm (CUDA programming guide, compute capabilities)
 
 
 def test_ladder_is_complete_and_in_order() -> None:
@@ -70,6 +69,19 @@ def test_facts_agree_with_why_not(name: str) -> None:
     assert not _core.why_not(name, problem(8, 8, 8, sm=info.min_sm, **dtypes))
     fused = problem(8, 8, 8, activation="relu", has_bias=True, **dtypes)
     assert (not _core.why_not(name, fused)) == info.fused_epilogue
+
+
+@pytest.mark.parametrize("name", KERNEL_NAMES)
+def test_a_gpu_has_the_shared_memory_that_a_kernel_needs(name: str) -> None:
+    """Bites on kernels that need much; tests/emulated/test_shared_memory.py asks about all sizes."""
+    info = next(info for info in jaxgemm.kernels() if info.name == name)
+    dtypes = dict(zip(("lhs_dtype", "rhs_dtype", "out_dtype"), info.dtypes[0], strict=True))
+    for sm, limit in MAX_SMEM_BYTES.items():
+        if sm < info.min_sm or (info.max_sm and sm > info.max_sm):
+            continue
+        lacking = f"needs {info.smem_bytes} bytes of shared memory per CTA, sm_{sm} has {limit}"
+        expected = lacking if info.smem_bytes > limit else ""
+        assert _core.why_not(name, problem(8, 8, 8, sm=sm, **dtypes)) == expected
 
 
 @pytest.mark.parametrize("name", KERNEL_NAMES)

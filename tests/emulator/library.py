@@ -175,7 +175,7 @@ class Emulator:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._library = ctypes.CDLL(str(path))
-        for name in ("emu_kernels", "emu_run", "emu_probes", "emu_run_probe"):
+        for name in ("emu_kernels", "emu_run", "emu_probes", "emu_run_probe", "emu_why_not"):
             getattr(self._library, name).restype = ctypes.c_char_p
 
     @functools.cached_property
@@ -219,6 +219,10 @@ class Emulator:
             ctypes.byref(schedule.native()),
         )  # fmt: skip
         return out, self._to_run(self._answer(answer), np.empty(0, np.int64))
+
+    def why_not(self, smem_bytes: int, sm: int) -> str:
+        """The registry's sentence about a kernel that needs so much shared memory, on a GPU of ``sm``."""
+        return self._answer(self._library.emu_why_not(smem_bytes, sm))["why_not"]
 
     def speed(self) -> dict[str, float]:
         """Nanoseconds of a context switch, of ucontext's, and emulated mma instructions per second."""

@@ -100,6 +100,13 @@ const Probe& probe_named(const char* name) {
   throw std::invalid_argument(std::string("no probe is called ") + name);
 }
 
+std::string why_not_with(int smem_bytes, int sm) {
+  Kernel kernel = *jaxgemm::kernels().front();
+  kernel.info.smem_bytes = smem_bytes;
+  const jaxgemm::DTypes& dtypes = kernel.info.dtypes.front();
+  return why_not(kernel, {.lhs_dtype = dtypes.lhs, .rhs_dtype = dtypes.rhs, .out_dtype = dtypes.out, .sm = sm});
+}
+
 Problem to_problem(const EmuRequest& request) {
   const auto view = [](const EmuOperand& operand) {
     return jaxgemm::MatrixView{operand.rows, operand.cols, operand.ld, operand.batch_stride, operand.transposed != 0};
@@ -129,6 +136,11 @@ __attribute__((visibility("default"))) const char* emu_kernels() {
   using namespace emu;
   return guarded(
       [] { return list(all_kernels(), [](const jaxgemm::Kernel* kernel) { return kernel_json(*kernel); }); });
+}
+
+__attribute__((visibility("default"))) const char* emu_why_not(int smem_bytes, int sm) {
+  using namespace emu;
+  return guarded([&] { return "{\"why_not\": " + quoted(why_not_with(smem_bytes, sm)) + "}"; });
 }
 
 __attribute__((visibility("default"))) const char* emu_probes() {

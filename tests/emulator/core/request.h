@@ -68,6 +68,9 @@ const jaxgemm::Kernel& kernel_named(const char* name);
 std::vector<jaxgemm::probes::Probe> all_probes();
 const jaxgemm::probes::Probe& probe_named(const char* name);
 
+// What why_not() would say of the ladder's first kernel if it needed this much shared memory.
+std::string why_not_with(int smem_bytes, int sm);
+
 jaxgemm::Problem to_problem(const EmuRequest& request);
 
 }  // namespace emu
