@@ -1,4 +1,4 @@
-"""Makes the README's table, the tables per device and the plot from the result files.
+"""Makes the README's table, the figures of docs/ladder.md, the tables per device and the plot from the result files.
 
 ``python -m benchmarks.render`` writes them; ``--check`` fails if what is committed is not what would be written.
 """
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import plot
-from benchmarks.counter_file import SUFFIX
+from benchmarks.counter_file import SUFFIX, counter_path, load_counters
 from benchmarks.limits import LIMITS
 from benchmarks.results import Document, problem_of, validate
+from benchmarks.rungs import NOTHING_YET, inject, ladder_page
 from benchmarks.shapes import LADDER_MORE_SIZES, LADDER_SIZE, dense_groups
 from benchmarks.tables import (
     DETAIL_HEADER,
@@ -29,8 +30,6 @@ from benchmarks.tables import (
 )
 from benchmarks.trees import REPOSITORY
 
-BEGIN, END = "<!-- begin ladder -->", "<!-- end ladder -->"
-
 
 def method(document: Document) -> str:
     """Where the figures come from, in one sentence."""
@@ -44,16 +43,7 @@ def readme_section(documents: Sequence[Document]) -> str:
         for document in documents
         if ladder_rows(document, LADDER_SIZE)
     ]
-    return "\n\n".join(parts) if parts else "Not measured yet."
-
-
-def inject(text: str, section: str) -> str:
-    """``text`` with what stands between the markers replaced; ValueError unless each marker is there once."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"README.md needs exactly one {BEGIN} and one {END}")
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    return f"{head}{BEGIN}\n{section}\n{END}{tail}"
+    return "\n\n".join(parts) if parts else NOTHING_YET
 
 
 def device_page(document: Document) -> str:
@@ -115,9 +105,11 @@ def load(directory: Path) -> dict[Path, Document]:
 def outdated(root: Path, write: bool) -> list[Path]:
     """The generated files that differ from what the results give; they are rewritten if ``write``."""
     documents = load(root / "benchmarks" / "results")
-    readme = root / "README.md"
+    readme, ladder = root / "README.md", root / "docs" / "ladder.md"
     texts = {path.with_suffix(".md"): device_page(document) for path, document in documents.items()}
-    texts[readme] = inject(readme.read_text(), readme_section(list(documents.values())))
+    texts[readme] = inject(readme.read_text(), "ladder", readme_section(list(documents.values())), readme.name)
+    counters = [load_counters(path) for path in map(counter_path, documents) if path.exists()]
+    texts[ladder] = ladder_page(ladder.read_text(), list(documents.values()), counters)
     changed = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     if write:
         for path in changed:

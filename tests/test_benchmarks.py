@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks import peers, plot, render, results, shapes, trees
+from benchmarks import counter_file, peers, plot, render, results, shapes, trees
 from benchmarks.limits import LIMITS
 from tests.benchmark_data import HEADER
 
@@ -107,6 +107,10 @@ def document_of(rows: Iterable[results.Row]) -> results.Document:
     return {**HEADER, "rows": list(rows)}
 
 
+def block(name: str) -> str:
+    return f"<!-- begin {name} -->\nold\n<!-- end {name} -->"
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A repository with one result file and a README to fill."""
@@ -122,7 +126,10 @@ def tree(tmp_path: Path) -> Path:
     target = tmp_path / "benchmarks" / "results" / "nvidia-h200.json"
     target.parent.mkdir(parents=True)
     target.write_text(results.dumps(document_of(rows)))
-    (tmp_path / "README.md").write_text(f"# Title\n\n{render.BEGIN}\nold\n{render.END}\n\nrest\n")
+    (tmp_path / "README.md").write_text(f"# Title\n\n{block('ladder')}\n\nrest\n")
+    (tmp_path / "docs").mkdir()
+    blocks = "\n\n".join(map(block, ("rung slow", "rung fast", "rung unmeasured", "counters")))
+    (tmp_path / "docs" / "ladder.md").write_text(f"# Rungs\n\n{blocks}\n\nrest\n")
     return tmp_path
 
 
@@ -140,6 +147,13 @@ def test_render_writes_tables_and_plot_and_checks_them(tree: Path, capsys: pytes
     page = (tree / "benchmarks" / "results" / "nvidia-h200.md").read_text()
     assert "| bfloat16 squares | 3 | 2.000 | n/a |" in page and "`fast:1`" in page and "1024³" in page
 
+    ladder = (tree / "docs" / "ladder.md").read_text()
+    assert ladder.startswith("# Rungs\n") and ladder.endswith("\nrest\n") and "old" not in ladder
+    slow, fast, unmeasured, counters = ladder.split("<!-- begin ")[1:]
+    assert "`slow:1`" in slow and "`fast:2`" not in slow
+    assert "| `fast:2` | bfloat16 | 200.0 | 687 | 400.00 | 50 % | 80 % |" in fast
+    assert "Not measured yet." in unmeasured and "Not measured yet." in counters
+
     svg = tree / "docs" / "ladder.svg"
     first = svg.read_bytes()
     svg.unlink()
@@ -152,10 +166,45 @@ def test_render_writes_tables_and_plot_and_checks_them(tree: Path, capsys: pytes
     assert capsys.readouterr().out.splitlines()[0] == "out of date: docs/ladder.svg"
 
 
-def test_render_needs_its_markers(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tree / "README.md").write_text("no markers")
+def counters_of(problem: shapes.Problem, name: str, **values: float) -> counter_file.CounterRow:
+    metrics = {key: key for key in values}
+    return counter_file.make_counter_row(problem, name, counter_file.Launch("", values, {}), metrics)
+
+
+def test_render_shows_counters(tree: Path) -> None:
+    square = shapes.problem(4096, 4096, 4096)
+    values = {
+        "tensor_pipe_pct": 62.5,
+        "shared_load_conflicts": 10.0,
+        "shared_load_wavefronts": 1000.0,
+        "shared_store_conflicts": 0.0,
+        "shared_store_wavefronts": 0.0,
+        "stall_barrier": 0.5,
+        "stall_long_scoreboard": 4.0,
+        "stall_wait": 1.0,
+    }
+    rows = [
+        counters_of(square, "fast:2", **values),
+        counters_of(dataclasses.replace(square, m=64), "slow:1", **values),
+    ]
+    document = {**HEADER, "metrics": {key: key for key in values}, "rows": rows}
+    (tree / "benchmarks" / "results" / "nvidia-h200-counters.json").write_text(results.dumps(document))
+    assert render.outdated(tree, write=True)
+    text = (tree / "docs" / "ladder.md").read_text()
+    line = (
+        "| `fast:2` | bfloat16 | n/a | 62 % | n/a | n/a | n/a | n/a | n/a | n/a | n/a | 1.0 % | none | "
+        "global memory, fixed latencies |"
+    )
+    assert text.count(line) == 2  # of the rung, and of all
+    assert "`slow:1` | bfloat16 | n/a" not in text
+    assert not list((tree / "benchmarks" / "results").glob("*-counters.md"))
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/ladder.md"])
+def test_render_needs_its_markers(file: str, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tree / file).write_text("no markers")
     assert render.main(["--root", str(tree), "--check"]) == 1
-    assert "exactly one" in capsys.readouterr().err
+    assert f"{file} needs exactly one" in capsys.readouterr().err
 
 
 def test_limit_is_the_larger_of_arithmetic_and_bytes() -> None:
