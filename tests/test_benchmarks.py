@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks import counter_file, peers, plot, render, results, shapes, trees
+from benchmarks import counter_file, peers, plot, render, results, rungs, shapes, trees
 from benchmarks.limits import LIMITS
+from jaxgemm._native import _core
 from tests.benchmark_data import HEADER
 
 FAKE_US = {"slow:1": 80_000.0, "fast:1": 300.0, "fast:2": 200.0}
@@ -198,6 +199,13 @@ def test_render_shows_counters(tree: Path) -> None:
     assert text.count(line) == 2  # of the rung, and of all
     assert "`slow:1` | bfloat16 | n/a" not in text
     assert not list((tree / "benchmarks" / "results").glob("*-counters.md"))
+
+
+def test_every_rung_has_a_section() -> None:
+    text = (trees.REPOSITORY / "docs" / "ladder.md").read_text()
+    sections = rungs.rung_sections(text)
+    for family in dict.fromkeys(info.family for info in _core.kernels()):
+        assert family in sections and f"\n## {family}\n" in text
 
 
 @pytest.mark.parametrize("file", ["README.md", "docs/ladder.md"])
