@@ -1,0 +1,138 @@
+// mma_ldmatrix: operand tiles in shared memory, from which ldmatrix loads whole fragments.
+//
+// What is new against mma: an element is fetched from global memory once per CTA tile, 16 bytes at a time, and not once
+// by every warp that needs it; and what lanes hold no longer has to suit the loads. ldmatrix takes a row of 16 bytes
+// from each of eight lanes and deals them out as mma.sync wants them, four 8 x 8 matrices with one instruction, turned
+// around on the way if the operand lies the other way. The rows that it reads together would lie in the same banks:
+// their vectors are permuted (OperandTile).
+//
+// Copies and multiply-adds still take turns. What covers the wait is the other CTA on the multiprocessor.
+//
+// Source: PTX ISA, "Warp Level Matrix Load Instruction: ldmatrix"; the walk-through of mma.m16n8k16, "with ldmatrix".
+#include "launch.cuh"
+#include "mainloop/sm80_cp_async.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/shared_storage.cuh"
+#include "tile/global_matrix.cuh"
+#include "tile/mma_family.cuh"
+#include "tile/padding.h"
+#include "tile/scheduler.cuh"
+
+namespace jaxgemm {
+namespace {
+
+// A k-tile is 128 bytes of K, such that its runs along K fill all banks once. CTAS is how many CTAs are to fit a
+// multiprocessor.
+template <int ELEMENT_BYTES, int CTA_M, int CTA_N, int WARP_M, int WARP_N, int CTAS>
+struct TileConfig {
+  static constexpr std::string_view kFamily = "mma_ldmatrix";
+  static constexpr auto kDTypes = kMmaDTypes<ELEMENT_BYTES>;
+  static constexpr bool kTf32 = ELEMENT_BYTES == 4;
+  static constexpr int kRunBytes = 128, kElementBytes = ELEMENT_BYTES;
+  static constexpr Tile kCtaTile = {CTA_M, CTA_N, kRunBytes / ELEMENT_BYTES}, kWarpTile = {WARP_M, WARP_N, kCtaTile.k};
+  static constexpr int kStages = 1, kThreads = CTA_M / WARP_M * (CTA_N / WARP_N) * 32, kCtas = CTAS;
+
+  union SharedStorage {
+    struct {
+      alignas(128) char lhs[CTA_M * kRunBytes], rhs[CTA_N * kRunBytes];
+    } stage;
+    StagedSums<CTA_M, CTA_N> sums;  // when the K loop is over
+  };
+};
+
+struct Config64x64x64 : TileConfig<2, 64, 64, 32, 32, 4> {};
+struct Config128x128x64 : TileConfig<2, 128, 128, 64, 64, 2> {};
+struct Config64x64x32 : TileConfig<4, 64, 64, 32, 32, 3> {};
+struct Config128x64x32 : TileConfig<4, 128, 64, 64, 32, 3> {};
+struct Config64x64x128 : TileConfig<1, 64, 64, 32, 32, 4> {};
+struct Config128x128x128 : TileConfig<1, 128, 128, 64, 64, 2> {};
+
+template <class OperandCopy>
+__device__ void copy(OperandCopy& operand, char* s_tile, int k_left, CopyWidth width) {
+  if (width == CopyWidth::k16) {
+    operand.copy(s_tile, k_left);
+  } else {
+    operand.copy_any(s_tile, k_left, width);
+  }
+}
+
+template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
+__global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
+    mma_ldmatrix_kernel(GlobalMatrix<typename Op::Element, kLhsTransposed> g_lhs,
+                        GlobalMatrix<typename Op::Element, kRhsTransposed> g_rhs, CopyWidth lhs_width,
+                        CopyWidth rhs_width, Epilogue epilogue, FixOf<Op> fix, TileGrid grid, int64_t M, int64_t N,
+                        int64_t K) {
+  using Loop = sm80::Mainloop<Config, Op, kLhsTransposed, kRhsTransposed>;
+  constexpr Tile kCta = Config::kCtaTile;
+  auto& smem = shared_storage<typename Config::SharedStorage>();
+
+  const TileCoord tile = grid.tile(blockIdx.x);
+  typename Loop::LhsCopy lhs_copy(g_lhs.at(tile.batch, tile.row, 0), g_lhs.ld, M - tile.row);
+  typename Loop::RhsCopy rhs_copy(g_rhs.at(tile.batch, 0, tile.col), g_rhs.ld, N - tile.col);
+  const typename Loop::LhsLoader lhs_loader(Loop::warp_row());
+  const typename Loop::RhsLoader rhs_loader(Loop::warp_col());
+
+  typename Loop::Accumulators accumulators = {};
+  for (int64_t k = 0; k < K; k += kCta.k) {
+    const int k_left = K - k < kCta.k ? static_cast<int>(K - k) : kCta.k;
+    copy(lhs_copy, smem.stage.lhs, k_left, lhs_width);
+    copy(rhs_copy, smem.stage.rhs, k_left, rhs_width);
+    ptx::cp_async_wait_all();
+    __syncthreads();  // the k-tile is complete
+#pragma unroll
+    for (int step = 0; step < Loop::kSteps; ++step) {
+      typename Loop::Fragments fragments;
+      fragments.load(smem.stage, lhs_loader, rhs_loader, step);
+      Op::multiply(accumulators, fragments.lhs, fragments.rhs);
+    }
+    __syncthreads();  // nobody reads it any more
+  }
+
+  auto& s_out = smem.sums.of(typename Op::Accumulator{});
+  s_out.template store<Loop::LhsLoader::kInterleaved, Loop::RhsLoader::kInterleaved>(accumulators, Loop::warp_row(),
+                                                                                     Loop::warp_col());
+  __syncthreads();
+  write_tile<Config::kThreads>(s_out, epilogue, fix, tile, M, N);
+}
+
+template <class Config>
+Padding padding(const Problem& p) {
+  return {p, Config::kCtaTile,
+          [](const MatrixView& view) { return copy_width(nullptr, view, Config::kElementBytes) == CopyWidth::k16; }};
+}
+
+template <class Config>
+int64_t workspace_bytes(const Problem& p) {
+  return padding<Config>(p).workspace_bytes(p);
+}
+
+template <class Config>
+std::string launch(const GemmArgs& args) {
+  const Problem& p = args.problem;
+  PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
+  char* workspace = static_cast<char*>(args.workspace);
+  std::string error = padding<Config>(p).apply(lhs, rhs, workspace, args);
+  if (!error.empty()) return error;
+
+  const TileGrid grid(Config::kCtaTile, p.M, p.N);
+  return dispatch_op<Config::kElementBytes>(p, [&]<class Op>() {
+    return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
+      return launch_kernel(mma_ldmatrix_kernel<Config, Op, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch),
+                           Config::kThreads, describe<Config>().smem_bytes, args.stream,
+                           GlobalMatrix<typename Op::Element, kLhsTransposed>(lhs.data, lhs.view),
+                           GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view),
+                           copy_width(lhs.data, lhs.view, Config::kElementBytes),
+                           copy_width(rhs.data, rhs.view, Config::kElementBytes), Epilogue(args), FixOf<Op>(args), grid,
+                           p.M, p.N, p.K);
+    });
+  });
+}
+
+template <class Config>
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>};
+
+}  // namespace
+}  // namespace jaxgemm
+
+JAXGEMM_FAMILY(mma_ldmatrix, &kKernel<Config64x64x64>, &kKernel<Config128x128x64>, &kKernel<Config64x64x32>,
+               &kKernel<Config128x64x32>, &kKernel<Config64x64x128>, &kKernel<Config128x128x128>)

@@ -1,0 +1,76 @@
+// What the rungs on mma.sync share: their dtypes, the choice of the Op for a problem, and the way of a tile of sums
+// from shared memory into out.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "epilogue/epilogue.cuh"
+#include "epilogue/recompute.cuh"
+#include "epilogue/staged.cuh"
+#include "launch.cuh"
+#include "mma_op.cuh"
+#include "scheduler.cuh"
+
+namespace jaxgemm {
+
+// By the size of an operand's elements.
+template <int kElementBytes>
+inline constexpr auto kMmaDTypes =
+    std::array{DTypes{DType::kF16, DType::kF16, DType::kF16}, DTypes{DType::kF16, DType::kF16, DType::kF32},
+               DTypes{DType::kBF16, DType::kBF16, DType::kBF16}, DTypes{DType::kBF16, DType::kBF16, DType::kF32}};
+template <>
+inline constexpr auto kMmaDTypes<4> = std::array{DTypes{DType::kF32, DType::kF32, DType::kF32}};
+template <>
+inline constexpr auto kMmaDTypes<1> = std::array{DTypes{DType::kS8, DType::kS8, DType::kS32}};
+
+// Calls f.template operator()<Op>() for the problem's dtypes and precision.
+template <int kElementBytes, class F>
+std::string dispatch_op(const Problem& p, F&& f) {
+  if constexpr (kElementBytes == 1) {
+    return f.template operator()<MmaS8>();
+  } else if constexpr (kElementBytes == 4) {
+    return p.precision == Precision::kHighest ? f.template operator()<MmaTf32x3>() : f.template operator()<MmaTf32>();
+  } else {
+    return p.lhs_dtype == DType::kF16 ? f.template operator()<Mma16<__half>>()
+                                      : f.template operator()<Mma16<__nv_bfloat16>>();
+  }
+}
+
+// What becomes of an Op's sums.
+template <class Op>
+using FixOf = std::conditional_t<Op::kRecomputesNonFinite, Recompute, Keep>;
+
+// The tile of sums in shared memory, of either type.
+template <int kRows, int kCols>
+union StagedSums {
+  StagedTile<float, kRows, kCols> floats;
+  StagedTile<int32_t, kRows, kCols> integers;
+  __device__ auto& of(float) { return floats; }
+  __device__ auto& of(int32_t) { return integers; }
+};
+
+// Writes what of a staged tile lies inside out. All threads of the CTA call it.
+template <int kThreads, class Accumulator, int kRows, int kCols, class Fix>
+__device__ void write_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, const Epilogue& epilogue, const Fix& fix,
+                           const TileCoord& tile, int64_t M, int64_t N) {
+  if (epilogue.quads_aligned) {
+    s_out.template for_each_quad<kThreads>([&](int row, int col, const auto& quad) {
+      const int64_t m = tile.row + row, n = tile.col + col;
+      if (m >= M || n >= N) return;
+      Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};
+      fix(sums, tile.batch, m, n, N);
+      epilogue.store4(tile.batch, m, n, N, sums);
+    });
+  } else {
+    s_out.template for_each_element<kThreads>([&](int row, int col, Accumulator sum) {
+      const int64_t m = tile.row + row, n = tile.col + col;
+      if (m >= M || n >= N) return;
+      Accumulator sums[4] = {sum, 0, 0, 0};
+      fix(sums, tile.batch, m, n, n + 1);
+      epilogue.store(tile.batch, m, n, sums[0]);
+    });
+  }
+}
+
+}  // namespace jaxgemm
