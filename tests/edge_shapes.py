@@ -119,8 +119,14 @@ def pairwise_shapes(info: Any) -> list[Shape]:
     return [Shape(*row) for row in pairwise(levels)]
 
 
+def deep_shape(info: Any) -> Shape:
+    """One tile with so many k-tiles that a kernel which can split K does so, into unequal parts."""
+    tile_m, tile_n, tile_k = info.cta_tile
+    return Shape(tile_m // 2 + 1, tile_n // 2 + 3, 27 * tile_k + 3)
+
+
 def fixed_shapes(info: Any, number: int) -> list[Shape]:
-    """What every test of a kernel has: primes, K = 0, whole tiles, several bands, and leading dimensions 8a + r."""
+    """What every test of a kernel has: primes, K = 0, whole tiles, several bands, leading dimensions 8a + r, long K."""
     tile_m, tile_n, tile_k = info.cta_tile
     rest = 1 + number % 7
     return [
@@ -129,6 +135,7 @@ def fixed_shapes(info: Any, number: int) -> list[Shape]:
         Shape(2 * tile_m, 2 * tile_n, 3 * tile_k, "both"),
         Shape((BAND_TILES + 1) * tile_m + 1, 2 * tile_n + 1, tile_k + 1),
         Shape(tile_m + 8 + rest, tile_n + 16 + rest, 8 * (tile_k // 8 + 2) + rest, "both"),
+        deep_shape(info),
     ]
 
 

@@ -12,27 +12,76 @@ import numpy as np
 from tests.edge_shapes import Case
 
 DTypes: TypeAlias = tuple[str, str, str]
+"""Of lhs, rhs and the result."""
+
+
+def is_float(dtype: str) -> bool:
+    return np.dtype(dtype).kind not in "iu"
+
+
+# --- what kernels multiply --------------------------------------------------------------------------------------------
+
+
+def precisions(info: Any, dtypes: DTypes) -> tuple[str, ...]:
+    """Where a kernel does something different: at each precision if it rounds float32 to TF32, else at one."""
+    if dtypes[0] != "float32":
+        return ("default",)
+    return ("default", "highest") if info.tf32 else ("highest",)
+
+
+def modes(info: Any) -> list[tuple[DTypes, str]]:
+    """All (dtypes, precision) that tests run a kernel with."""
+    return [(dtypes, precision) for dtypes in info.dtypes for precision in precisions(info, dtypes)]
+
+
+def rounds_operands(info: Any, dtypes: DTypes, precision: str) -> bool:
+    """Whether the kernel multiplies operands that it has rounded to TF32."""
+    return info.tf32 and dtypes[0] == "float32" and precision == "default"
+
+
+def to_tf32(x: np.ndarray) -> np.ndarray:
+    """float32 rounded to 10 bits of fraction: to nearest, ties away from zero, as cvt.rna.tf32 does."""
+    bits = (x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(x), bits.view(np.float32), x)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
 
 
 def integers(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:
-    """Integers whose products add up exactly in float32 for K < 2^24 / 64, none of them zero too often."""
-    low, high = (-4, 6) if dtype == "float16" else (-7, 9)
+    """Integers whose products add up exactly, in float32 for K < 2^24 / 64, none of them zero too often."""
+    low, high = {"float16": (-4, 6), "int8": (-128, 128)}.get(dtype, (-7, 9))
     return rng.integers(low, high, tuple(shape)).astype(np.dtype(dtype))
 
 
 def normals(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:
-    """Normal values of mean 1/4, rounded to ``dtype``."""
+    """Normal values of mean 1/4, rounded to ``dtype``; int8 takes all its values alike."""
+    if not is_float(dtype):
+        return integers(rng, shape, dtype)
     return (rng.standard_normal(tuple(shape), np.float32) + 0.25).astype(np.dtype(dtype))
 
 
+def wide_normals(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:
+    """Normal values, each times its own power of two between 2^-20 and 1."""
+    return (normals(rng, shape, "float32") * 2.0 ** rng.uniform(-20, 0, tuple(shape))).astype(np.dtype(dtype))
+
+
+def stored(layout: str, lhs: np.ndarray, rhs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The matrices as they lie in memory."""
+    matrices = (lhs if layout[0] == "N" else lhs.T), (rhs if layout[1] == "N" else rhs.T)
+    return np.ascontiguousarray(matrices[0]), np.ascontiguousarray(matrices[1])
+
+
 def rounded(exact: np.ndarray, dtype: str) -> np.ndarray:
-    """Values that float32 holds exactly (or that overflow it), rounded to ``dtype`` to nearest even."""
+    """Values that float32 holds exactly (or that overflow it), rounded to ``dtype`` to nearest even; integers wrap."""
     with np.errstate(all="ignore"):
+        if not is_float(dtype):
+            return exact.astype(np.int64).astype(np.dtype(dtype))
         return exact.astype(np.float32).astype(np.dtype(dtype))
 
 
 def nan_bytes(shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """An array of 0xFF bytes, which is NaN in every floating-point dtype."""
+    """An array of 0xFF bytes, which is NaN in every floating-point dtype, and -1 in every signed integer one."""
     dtype = np.dtype(dtype)
     return np.full(int(np.prod(shape)) * dtype.itemsize, 0xFF, np.uint8).view(dtype).reshape(tuple(shape))
 
@@ -66,6 +115,44 @@ def plant(case: Case, operands: dict[str, np.ndarray], operand: str, value: floa
     return [outer for outer, _ in marks]
 
 
+def float32_extremes(rng: np.random.Generator, k: int = 99) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Products for which a sum of TF32 products needs care to be what float32 multiply-adds give."""
+    m, n = 37, 41
+    largest = float(np.finfo(np.float32).max)  # which TF32 rounds to infinity
+    lhs, rhs = rng.standard_normal((m, k)), rng.uniform(-0.25, 0.25, (k, n))
+
+    def with_marks(*marks: float, of: np.ndarray = lhs) -> np.ndarray:
+        marked = of.copy()
+        for i, mark in enumerate(marks):
+            marked[np.arange(0, m, 2), (7 * np.arange(0, m, 2) + 13 * i) % k] = mark
+        return marked
+
+    def powers(low: float, high: float, shape: tuple[int, int]) -> np.ndarray:
+        return rng.standard_normal(shape) * 2.0 ** rng.uniform(low, high, shape)
+
+    zero_column = rhs.copy()
+    zero_column[:, 3] = 0
+    big = np.where(rng.random((k, n)) < 0.5, -4.0, 4.0)
+    odd = 2 * rng.integers(-(2**14), 2**14, (m, k)) + 1  # sixteen bits: more than TF32 has
+    signs = rng.integers(-1, 2, (k, n))
+    cases = {
+        "range of 2^20": (powers(-20, 0, (m, k)), powers(-20, 0, (k, n))),
+        "small times large": (powers(-100, -80, (m, k)), powers(60, 100, (k, n))),
+        "small times small": (powers(-60, -50, (m, k)), powers(-50, -40, (k, n))),
+        "integers of 16 bits": (odd, signs),
+        "largest": (with_marks(largest, -largest), rhs),
+        "largest in rhs": (rhs.T[:m], with_marks(largest, -largest, of=lhs[:n].copy()).T),
+        "near the largest": (with_marks(largest * (1 - 2.0**-11), largest * (1 - 2.0**-13)), rhs),
+        "overflow": (with_marks(largest, of=np.zeros((m, k))), big),
+        "infinity": (with_marks(np.inf), rhs),
+        "infinity times zero": (with_marks(-np.inf), zero_column),
+        "infinity and the largest": (with_marks(np.inf, -largest / 2), np.abs(rhs) + 0.1),
+        "infinities of both signs": (with_marks(np.inf, -np.inf), np.abs(rhs) + 0.1),
+        "NaN": (with_marks(np.nan, largest), rhs),
+    }
+    return {name: (a.astype(np.float32), b.astype(np.float32)) for name, (a, b) in cases.items()}
+
+
 # --- epilogue ---------------------------------------------------------------------------------------------------------
 
 _ERFC = np.vectorize(math.erfc, otypes=[np.float64])
@@ -92,18 +179,33 @@ def epilogue_operands(
 
 
 def epilogue_error_ratio(
-    out: np.ndarray, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None, activation: str, dtypes: DTypes
-) -> float:
+    case: Case, out: np.ndarray, operands: Sequence[np.ndarray], epilogue: tuple[str, np.ndarray | None],
+    dtypes: DTypes, tf32: bool = False,
+) -> float:  # fmt: skip
     """The error of activation(lhs @ rhs + bias) over its bound: that of the accumulator times the function's slope."""
-    a, b = lhs.astype(np.float64), rhs.astype(np.float64)
-    add = np.zeros(rhs.shape[1]) if bias is None else bias.astype(np.float64)
-    exact = ACTIVATIONS[activation](a @ b + add)
-    magnitude = _STEEPEST * (np.abs(a) @ np.abs(b) + np.abs(add))
+    activation, bias = epilogue
+    exact, magnitude = _product(case, operands, tf32)
+    add = np.zeros(case.shape.n) if bias is None else bias.astype(np.float64)
     # The bound of an empty sum is zero: one term is granted to the bias and the function.
-    return error_ratio(np.asarray(out), exact, magnitude, max(lhs.shape[1], 1), dtypes)
+    return error_ratio(
+        out, ACTIVATIONS[activation](exact + add), _STEEPEST * (magnitude + np.abs(add)), max(case.shape.k, 1), dtypes
+    )
 
 
 # --- judgement --------------------------------------------------------------------------------------------------------
+
+
+def _product(case: Case, operands: Sequence[np.ndarray], tf32: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(lhs · rhs, |lhs| · |rhs|) in float64, of operands rounded to TF32 if the kernel rounds them."""
+    a, b = ((to_tf32(x) if tf32 else x).astype(np.float64) for x in operands)
+    return case.product(a, b), case.product(np.abs(a), np.abs(b))
+
+
+def product_error_ratio(
+    case: Case, out: np.ndarray, operands: Sequence[np.ndarray], dtypes: DTypes, tf32: bool = False
+) -> float:
+    """The error of lhs @ rhs over its bound, which grants nothing to the rounding of operands: how is known."""
+    return error_ratio(np.asarray(out), *_product(case, operands, tf32), case.shape.k, dtypes)
 
 
 def error_ratio(out: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, k: int, dtypes: DTypes) -> float:

@@ -14,32 +14,31 @@ import numpy as np
 from tests.edge_shapes import LAYOUTS, Case, ragged_case
 from tests.emulated.support import SEEDS
 from tests.emulator.library import Emulator, KernelInfo, Schedule
-from tests.emulator.problem import Placement, Trial, faults, run
-from tests.values import integers
+from tests.emulator.problem import Placement, Trial, faults
+from tests.values import integers, is_float, modes, rounded
 
 _ALIGNED = Placement(multiple=8)  # where rows must begin at 16-byte boundaries
 _PLACEMENTS = (Placement(), Placement(misaligned=("lhs", "rhs", "out")), _ALIGNED, Placement(multiple=8, gap=8))
 
 
 def run_kernel(emulated: Emulator, info: KernelInfo) -> int:
-    """One product for each layout, over all dtypes and placements, with a bias; returns how many."""
+    """One product for each layout, over all dtypes and placements, with a bias if it can be; returns how many."""
     for i, layout in enumerate(LAYOUTS):
-        dtypes = info.dtypes[i % len(info.dtypes)]
+        dtypes, precision = modes(info)[i % len(modes(info))]
         tma = info.family.startswith("sm90.")
         placement = _ALIGNED if tma else _PLACEMENTS[i]
         shape = ragged_case(info, layout, "both" if i % 2 else "none").shape
         if tma:  # which stores rows that end on a 16-byte boundary
             shape = dataclasses.replace(shape, n=-(-shape.n // 8) * 8)
-        trial = Trial(Case(shape, layout), placement, Schedule(SEEDS[i], workers=2), i)
+        trial = Trial(Case(shape, layout), placement, Schedule(SEEDS[i], workers=2), i, precision)
         lhs, rhs = trial.operands(dtypes, integers)
-        bias = np.arange(trial.case.shape.n, dtype=np.float32) % 5
-        result = run(
-            emulated, info.name, trial.case, lhs, rhs, dtypes[2], placement, bias=bias, activation="relu",
-            schedule=trial.schedule,
-        )  # fmt: skip
-        product = trial.case.product(lhs, rhs)
-        expected = np.maximum(product + bias, 0).astype(np.float32).astype(dtypes[2])
-        found = faults(result, expected)
+        expected = trial.case.product(lhs, rhs)
+        epilogue = {}
+        if is_float(dtypes[2]):
+            bias = np.arange(trial.case.shape.n, dtype=np.float32) % 5
+            epilogue, expected = {"bias": bias, "activation": "relu"}, np.maximum(expected + bias, 0)
+        result = trial.run(emulated, info.name, dtypes, lhs, rhs, **epilogue)
+        found = faults(result, rounded(expected, dtypes[2]))
         assert not found, f"{trial.command(info.name, dtypes)}\n{found}"
     return len(LAYOUTS)
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from tests.edge_shapes import LAYOUTS, cases
 from tests.emulator.library import Emulator, Schedule
-from tests.emulator.problem import Placement, Result, Trial, exact, faults, run
-from tests.values import DTypes, integers
+from tests.emulator.problem import Placement, Result, Trial, exact, faults
+from tests.values import DTypes, integers, modes
 
 PLACEMENTS = (
     Placement(),
@@ -45,19 +45,20 @@ def in_parallel(function: Callable[[_Item], _Answer], items: Iterable[_Item]) ->
         return list(pool.map(function, items))
 
 
-def edge_trials(info: Any, dtype_index: int, layout: str) -> list[Trial]:
+def edge_trials(info: Any, dtypes: DTypes, precision: str, layout: str) -> list[Trial]:
     """The cases of :func:`tests.edge_shapes.cases`; each placement and each combination of latencies has its turn."""
-    turn = dtype_index * len(LAYOUTS) + LAYOUTS.index(layout)
+    mode = modes(info).index((dtypes, precision))
+    turn = mode * len(LAYOUTS) + LAYOUTS.index(layout)
     return [
-        Trial(case, PLACEMENTS[(i + turn) % len(PLACEMENTS)], Schedule(i + 7 * turn), turn)
-        for i, case in enumerate(cases(info, dtype_index, layout))
+        Trial(case, PLACEMENTS[(i + turn) % len(PLACEMENTS)], Schedule(i + 7 * turn), turn, precision)
+        for i, case in enumerate(cases(info, mode, layout))
     ]
 
 
 def try_integers(emulated: Emulator, kernel: str, dtypes: DTypes, trial: Trial) -> tuple[Result, np.ndarray]:
     """The result of a product of integers, and what it must be, bit by bit."""
     lhs, rhs = trial.operands(dtypes, integers)
-    result = run(emulated, kernel, trial.case, lhs, rhs, dtypes[2], trial.placement, schedule=trial.schedule)
+    result = trial.run(emulated, kernel, dtypes, lhs, rhs)
     return result, exact(trial.case, lhs, rhs, dtypes[2])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,8 +14,8 @@ import pytest
 from tests.edge_shapes import Case, Shape
 from tests.emulator.build import ROOT, build
 from tests.emulator.library import Emulator, KernelInfo, Schedule
-from tests.emulator.problem import Placement, Trial, exact, faults, run
-from tests.values import integers
+from tests.emulator.problem import Placement, Trial, exact, faults
+from tests.values import integers, modes
 
 KERNELS = ROOT / "cuda" / "kernels"
 BARRIER = "__syncthreads();"
@@ -85,10 +86,12 @@ def caught(emulator: Emulator, family: str) -> str:
     for info in emulator.kernels.values():
         if info.family != family:
             continue
-        dtypes = info.dtypes[-1]
-        for trial in trials(info):
+        rows = [mode for mode in modes(info) if mode[0] == info.dtypes[-1]]
+        for i, trial in enumerate(trials(info)):
+            dtypes, precision = rows[i // 2 % len(rows)]
+            trial = dataclasses.replace(trial, precision=precision)
             lhs, rhs = trial.operands(dtypes, integers)
-            result = run(emulator, info.name, trial.case, lhs, rhs, dtypes[2], trial.placement, schedule=trial.schedule)
+            result = trial.run(emulator, info.name, dtypes, lhs, rhs)
             assert not result.run.refused
             if found := faults(result, exact(trial.case, lhs, rhs, dtypes[2])):
                 return f"{trial.command(info.name, dtypes)}\n{found}"

@@ -11,9 +11,9 @@ from jaxgemm._native import _core
 from tests.edge_shapes import LAYOUTS, Case, Shape, ragged_case
 from tests.emulated.support import PLACEMENTS, SEEDS, assert_all_right, edge_trials, in_parallel, try_integers
 from tests.emulator.library import Emulator, Schedule
-from tests.emulator.problem import Trial, exact, faults, run
-from tests.gpu.support import KERNEL_DTYPE_IDS, KERNEL_DTYPES, KERNEL_IDS, KERNELS
-from tests.values import DTypes, integers, plant
+from tests.emulator.problem import Trial, exact, faults
+from tests.gpu.support import KERNEL_IDS, KERNELS, first_dtypes, floating, over_modes
+from tests.values import DTypes, integers, modes, plant
 
 
 def test_kernels_are_those_of_the_registry(emulated: Emulator) -> None:
@@ -21,15 +21,25 @@ def test_kernels_are_those_of_the_registry(emulated: Emulator) -> None:
     names = [name for name, info in emulated.kernels.items() if "." not in info.family]
     assert names == [info.name for info in _core.kernels()]
     for info in _core.kernels():
-        for attribute in ("family", "cta_tile", "warp_tile", "stages", "threads", "min_sm", "dtypes", "layouts"):
+        for attribute in (
+            "family",
+            "cta_tile",
+            "warp_tile",
+            "stages",
+            "threads",
+            "min_sm",
+            "tf32",
+            "dtypes",
+            "layouts",
+        ):
             ours, theirs = getattr(emulated.kernels[info.name], attribute), getattr(info, attribute)
             assert ours == (tuple(theirs) if isinstance(ours, tuple) else theirs), f"{info.name}: {attribute}"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("info", "dtypes"), KERNEL_DTYPES, ids=KERNEL_DTYPE_IDS)
-def test_edge_shapes(emulated: Emulator, info: Any, dtypes: DTypes, layout: str) -> None:
-    assert_all_right(emulated, info.name, dtypes, edge_trials(info, list(info.dtypes).index(dtypes), layout))
+@over_modes()
+def test_edge_shapes(emulated: Emulator, info: Any, dtypes: DTypes, precision: str, layout: str) -> None:
+    assert_all_right(emulated, info.name, dtypes, edge_trials(info, dtypes, precision, layout))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -37,25 +47,27 @@ def test_edge_shapes(emulated: Emulator, info: Any, dtypes: DTypes, layout: str)
 def test_placements(emulated: Emulator, info: Any, layout: str) -> None:
     """One ragged batch in every place."""
     case = ragged_case(info, layout, "both")
-    trials = [Trial(case, placement, Schedule(i)) for i, placement in enumerate(PLACEMENTS)]
-    for dtypes in {dtypes[0]: dtypes for dtypes in info.dtypes}.values():
+    for dtypes, precision in {
+        (dtypes[0], precision): (dtypes, precision) for dtypes, precision in modes(info)
+    }.values():
+        trials = [Trial(case, placement, Schedule(i), precision=precision) for i, placement in enumerate(PLACEMENTS)]
         assert_all_right(emulated, info.name, dtypes, trials)
 
 
-@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
-def test_empty(emulated: Emulator, info: Any) -> None:
+@over_modes(first_dtypes)
+def test_empty(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
     """Nothing to multiply, and nothing to write."""
     shapes = [Shape(0, 5, 7), Shape(5, 0, 7), Shape(0, 0, 0), Shape(1, 1, 0, "both"), Shape(0, 3, 4, "both")]
-    trials = [Trial(Case(shape, layout)) for shape in shapes for layout in ("NN", "TT")]
-    assert_all_right(emulated, info.name, info.dtypes[0], trials)
+    trials = [Trial(Case(shape, layout), precision=precision) for shape in shapes for layout in ("NN", "TT")]
+    assert_all_right(emulated, info.name, dtypes, trials)
 
 
-@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
-def test_schedules(emulated: Emulator, info: Any) -> None:
+@over_modes(lambda info, dtypes, _: dtypes == info.dtypes[-1])
+def test_schedules(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
     """The same bits and the same number of switches from the same seed; the same bits from all seeds and workers."""
-    dtypes = info.dtypes[-1]
-    trials = [Trial(ragged_case(info, LAYOUTS[seed % 4]), schedule=Schedule(seed)) for seed in SEEDS]
-    trials += [Trial(trials[0].case, schedule=schedule) for schedule in (Schedule(0), Schedule(1, workers=3))]
+    cases = [(ragged_case(info, LAYOUTS[seed % 4]), Schedule(seed)) for seed in SEEDS]
+    cases += [(cases[0][0], schedule) for schedule in (Schedule(0), Schedule(1, workers=3))]
+    trials = [Trial(case, schedule=schedule, precision=precision) for case, schedule in cases]
     runs = in_parallel(lambda trial: try_integers(emulated, info.name, dtypes, trial), trials)
     by_layout: dict[str, bytes] = {}
     for trial, (result, expected) in zip(trials, runs, strict=True):
@@ -66,19 +78,19 @@ def test_schedules(emulated: Emulator, info: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("info", "dtypes"), KERNEL_DTYPES, ids=KERNEL_DTYPE_IDS)
+@over_modes(floating)
 def test_special_values_stay_in_their_row_and_column(
-    emulated: Emulator, info: Any, dtypes: DTypes, layout: str
+    emulated: Emulator, info: Any, dtypes: DTypes, precision: str, layout: str
 ) -> None:
     """NaN and infinity reach what they are multiplied into, and never what padding stands for."""
     case = ragged_case(info, layout)
 
     def failure(planted: tuple[float, str, int]) -> str:
         value, operand, turn = planted
-        trial = Trial(case, PLACEMENTS[turn % len(PLACEMENTS)], Schedule(turn))
+        trial = Trial(case, PLACEMENTS[turn % len(PLACEMENTS)], Schedule(turn), precision=precision)
         lhs, rhs = trial.operands(dtypes, integers)
         marked = plant(case, {"lhs": lhs, "rhs": rhs}, operand, value)
-        result = run(emulated, info.name, case, lhs, rhs, dtypes[2], trial.placement, schedule=trial.schedule)
+        result = trial.run(emulated, info.name, dtypes, lhs, rhs)
         special = ~np.isfinite(result.out.astype(np.float32))
         rows = special if operand == "lhs" else special.T
         found = faults(result, exact(case, lhs, rhs, dtypes[2]))

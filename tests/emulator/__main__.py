@@ -20,10 +20,11 @@ import numpy as np
 from tests.edge_shapes import BATCHES, LAYOUTS, Case, Shape
 from tests.emulator.conflicts import BUDGET_FILE, write_budget
 from tests.emulator.library import ENGINES, Emulator, KernelInfo, Run, Schedule, emulator
-from tests.emulator.problem import ARRAYS, Placement, Result, Trial, exact, faults, run
+from tests.emulator.problem import ARRAYS, Placement, Result, Trial, exact, faults
 from tests.emulator.words import WORDS_FILE, write_digests
-from tests.values import DTypes, error_ratio, integers, normals
+from tests.values import DTypes, integers, normals, product_error_ratio, rounds_operands
 
+PRECISIONS = ("default", "highest")
 _MOST_FAILURES = 3
 
 
@@ -54,9 +55,8 @@ def _judge(result: Result, trial: Trial, lhs: np.ndarray, rhs: np.ndarray, dtype
         return faults(result, exact(trial.case, lhs, rhs, dtypes[2]))
     found = str(result.run) or ("the gaps between rows were written" if result.stray else "")
     if not found:
-        a, b = (np.asarray(x, np.float64) for x in (lhs, rhs))
-        magnitude = trial.case.product(abs(a), abs(b))
-        ratio = error_ratio(result.out, trial.case.product(a, b), magnitude, trial.case.shape.k, dtypes)
+        tf32 = rounds_operands(result.kernel, dtypes, trial.precision)
+        ratio = product_error_ratio(trial.case, result.out, (lhs, rhs), dtypes, tf32)
         found = "" if ratio <= 1 else f"the largest error is {ratio:.3g} times its bound"
     return found
 
@@ -82,7 +82,7 @@ def run_kernel(emulated: Emulator, info: KernelInfo, trial: Trial, options: argp
     print(f"{info.name} {','.join(dtypes)} {shape.m}x{shape.n}x{shape.k} {trial.case.layout} batch {shape.batch}")
     for seed in range(options.seed, options.seed + options.seeds):
         trial = trial.with_seed(seed)
-        result = run(emulated, info.name, trial.case, lhs, rhs, dtypes[2], trial.placement, schedule=trial.schedule)
+        result = trial.run(emulated, info.name, dtypes, lhs, rhs)
         ran = ran or result.run
         found = _judge(result, trial, lhs, rhs, dtypes, options.data)
         if not found:
@@ -158,6 +158,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("sizes", nargs="*", type=_at_least(0), metavar="M N K")
     parser.add_argument("--layout", choices=LAYOUTS, default="NN")
     parser.add_argument("--dtypes", help="lhs,rhs,out; by default the first that the kernel takes")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default=PRECISIONS[0], help="whether float32 may be rounded to TF32"
+    )
     parser.add_argument("--batch", choices=BATCHES, default="none")
     parser.add_argument("--seed", type=_at_least(0), default=0, help="of the first schedule")
     parser.add_argument("--seeds", type=_at_least(1), default=1, help="how many schedules to try")
@@ -204,6 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
             Placement(options.multiple, options.gap, _names(options.misaligned, ARRAYS)),
             Schedule(options.seed, options.workers, options.conflicts, latency),
             options.data_seed,
+            options.precision,
         )
         return 0 if run_kernel(emulated, kernel_named(emulated, options.kernel), trial, options) else 1
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.edge_shapes import LAYOUTS, Case, Shape
 from tests.emulator.library import Emulator, Run, Schedule
-from tests.emulator.problem import Trial, run
+from tests.emulator.problem import Trial
 from tests.values import DTypes, integers
 
 BUDGET_FILE = Path(__file__).resolve().parent.parent / "emulated" / "conflict_budget.json"
@@ -33,7 +33,7 @@ def ratios(ran: Run) -> dict[str, float]:
 def conflict_ratios(emulator: Emulator, kernel: str, dtypes: DTypes, trial: Trial) -> dict[str, float]:
     """Of one run, which must be clean."""
     lhs, rhs = trial.operands(dtypes, integers)
-    result = run(emulator, kernel, trial.case, lhs, rhs, dtypes[2], trial.placement, schedule=trial.schedule)
+    result = trial.run(emulator, kernel, dtypes, lhs, rhs)
     assert result.run.clean, f"{trial.command(kernel, dtypes)}\n{result.run}"
     return ratios(result.run)
 

@@ -82,6 +82,7 @@ class KernelInfo:
     stages: int
     threads: int
     min_sm: int
+    tf32: bool
     dtypes: tuple[tuple[str, str, str], ...]
     layouts: tuple[str, ...]
 
@@ -197,7 +198,7 @@ class Emulator:
 
     def run(
         self, kernel: str, lhs: Operand, rhs: Operand, out: Operand, batch: int = 1, *, bias: np.ndarray | None = None,
-        precision: str = "highest", activation: str = "none", schedule: Schedule = Schedule(),
+        precision: str = "default", activation: str = "none", schedule: Schedule = Schedule(),
     ) -> Run:  # fmt: skip
         """Runs ``kernel`` on operands whose dtypes are those of their arrays; ``out.data`` is overwritten."""
         assert bias is None or bias.dtype == np.float32

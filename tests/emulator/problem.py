@@ -82,7 +82,7 @@ class _Layout:
 def run(
     emulator: Emulator, kernel: str, case: Case, lhs: np.ndarray, rhs: np.ndarray, out_dtype: str,
     placement: Placement = Placement(), *, bias: np.ndarray | None = None, activation: str = "none",
-    schedule: Schedule = _SCHEDULE,
+    precision: str = "default", schedule: Schedule = _SCHEDULE,
 ) -> Result:  # fmt: skip
     """Runs a kernel on operands of the shapes that ``case`` says, each where ``placement`` puts it."""
     batch = case.shape.batch
@@ -101,8 +101,9 @@ def run(
         layouts[name].view(layouts[name].flat)[...] = values
     operands = [layouts[name].operand(name, transposed[name], batch_axes[name], placement) for name in ARRAYS]
     ran = emulator.run(
-        kernel, *operands, 1 if batch == "none" else BATCH_SIZE, bias=bias, activation=activation, schedule=schedule
-    )
+        kernel, *operands, 1 if batch == "none" else BATCH_SIZE, bias=bias, activation=activation,
+        precision=precision, schedule=schedule,
+    )  # fmt: skip
     written = layouts["out"].view
     between = np.ones(ran.owners.size, bool)
     written(between)[...] = False
@@ -198,6 +199,7 @@ class Trial:
     placement: Placement = Placement()
     schedule: Schedule = _SCHEDULE
     data_seed: int = 0
+    precision: str = "default"
 
     def command(self, kernel: str, dtypes: DTypes) -> str:
         """What runs it again."""
@@ -205,12 +207,25 @@ class Trial:
         options: dict[str, Any] = {
             "layout": self.case.layout, "dtypes": ",".join(dtypes), "batch": shape.batch,
             "multiple": self.placement.multiple, "gap": self.placement.gap,
-            "misaligned": ",".join(self.placement.misaligned), "seed": self.schedule.seed, "data-seed": self.data_seed,
+            "misaligned": ",".join(self.placement.misaligned), "precision": self.precision,
+            "seed": self.schedule.seed, "data-seed": self.data_seed,
             "slow": ",".join(name for name, speed in latency.items() if speed == "slow"),
         }  # fmt: skip
-        plain = {"batch": "none", "multiple": 1, "gap": 0, "misaligned": "", "slow": "", "seed": 0, "data-seed": 0}
+        plain = {
+            "batch": "none", "multiple": 1, "gap": 0, "misaligned": "", "precision": "default", "slow": "", "seed": 0,
+            "data-seed": 0,
+        }  # fmt: skip
         words = [f"--{name} {value}" for name, value in options.items() if plain.get(name) != value]
         return f"python -m tests.emulator {kernel} {shape.m} {shape.n} {shape.k} {' '.join(words)}"
+
+    def run(
+        self, emulator: Emulator, kernel: str, dtypes: DTypes, lhs: np.ndarray, rhs: np.ndarray, **epilogue: Any
+    ) -> Result:
+        """The result of operands of the case's shapes; ``epilogue`` as for :func:`run`."""
+        return run(
+            emulator, kernel, self.case, lhs, rhs, dtypes[2], self.placement, precision=self.precision,
+            schedule=self.schedule, **epilogue,
+        )  # fmt: skip
 
     def with_seed(self, seed: int) -> Trial:
         return dataclasses.replace(self, schedule=dataclasses.replace(self.schedule, seed=seed))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -23,9 +24,14 @@ def every_kernel(operands: dict[str, tuple[jax.Array, jax.Array]]) -> list[jax.A
     """Two products by each kernel, the second of the first one's result, with a fusion in between."""
     outs = []
     for info in jaxgemm.kernels():
-        lhs, rhs = operands[info.dtypes[0][0]]
-        once = jaxgemm.matmul(lhs, rhs, kernel=info.name)
-        outs.append(jaxgemm.matmul(jnp.sign(once), rhs, activation="relu", kernel=info.name))
+        dtype, _, out_dtype = info.dtypes[0]
+        lhs, rhs = operands[dtype]
+        gemm = functools.partial(jaxgemm.matmul, preferred_element_type=out_dtype, kernel=info.name)
+        signs = jnp.sign(gemm(lhs, rhs)).astype(dtype)
+        if jnp.issubdtype(out_dtype, jnp.floating):
+            outs.append(gemm(signs, rhs, activation="relu"))
+        else:
+            outs.append(jnp.maximum(gemm(signs, rhs), 0))
     return outs
 
 

@@ -47,23 +47,23 @@ def batched_plan(case: Case) -> Plan:
     )  # fmt: skip
 
 
-def attributes_of(plan: Plan, kernel: str, /, **changed: Any) -> dict[str, Any]:
+def attributes_of(plan: Plan, kernel: str, precision: str = "default", /, **changed: Any) -> dict[str, Any]:
     """The attributes of a custom call, some of them ``changed``."""
     attributes: dict[str, Any] = {
-        "kernel": kernel, "precision": "default", "activation": "none",
+        "kernel": kernel, "precision": precision, "activation": "none",
         "lhs": plan.lhs.attribute(), "rhs": plan.rhs.attribute(), "out": plan.out.attribute(),
     }  # fmt: skip
     return attributes | changed
 
 
-def workspace_bytes(kernel: str, dtypes: tuple[str, str, str], case: Case, plan: Plan) -> int:
+def workspace_bytes(kernel: str, dtypes: tuple[str, str, str], precision: str, case: Case, plan: Plan) -> int:
     """What the kernel asks for on this GPU, alignment included."""
     problem = _core.Problem(
         lhs_sizes=list(case.lhs_shape), lhs_dims=plan.lhs.native(),
         rhs_sizes=list(case.rhs_shape), rhs_dims=plan.rhs.native(),
         out_sizes=list(case.out_shape), out_dims=plan.out.native(),
         lhs_dtype=dtypes[0], rhs_dtype=dtypes[1], out_dtype=dtypes[2],
-        precision="default", activation="none", has_bias=False, sm=target_sm(),
+        precision=precision, activation="none", has_bias=False, sm=target_sm(),
     )  # fmt: skip
     return _core.workspace_bytes(kernel, problem)
 

@@ -9,50 +9,56 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxgemm
+from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape
+from tests.values import is_float, modes
 
-_LAYOUTS = ("NN", "NT", "TN", "TT")
 
-
-def operands(rng: np.random.Generator, shape: tuple[int, int, int], layout: str, dtype: Any) -> Any:
-    """Stored operands and the exact product."""
-    m, n, k = shape
-    lhs, rhs = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (k, n))
-    stored = (lhs if layout[0] == "N" else lhs.T), (rhs if layout[1] == "N" else rhs.T)
-    return tuple(np.ascontiguousarray(x).astype(jnp.dtype(dtype)) for x in stored), lhs @ rhs
+def operands(rng: np.random.Generator, case: Case, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Small integers, as they are stored."""
+    lhs, rhs = (rng.integers(-4, 5, shape).astype(np.dtype(dtype)) for shape in (case.lhs_shape, case.rhs_shape))
+    return lhs, rhs
 
 
 def run_kernel(info: Any, rng: np.random.Generator) -> int:
-    """One product per layout, over all dtypes, ragged, and one of whole tiles with a bias; returns how many."""
+    """One product per layout, over all that the kernel does, ragged; whole tiles and a long K with a bias where it
+    adds one; returns how many.
+    """
     tile_m, tile_n, tile_k = info.cta_tile
-    ragged = (tile_m + 3, tile_n + 5, (info.stages + 1) * tile_k + 3)
-    whole = (tile_m, tile_n, 2 * max(tile_k, 8))
-    dtypes = list(info.dtypes)
-    plain = [(ragged, layout, dtypes[i % len(dtypes)]) for i, layout in enumerate(_LAYOUTS)]
-    fused = [(shape, "NN", dtypes[-1]) for shape in (ragged, whole)]
-    data = [operands(rng, shape, layout, dtype[0]) for shape, layout, dtype in plain + fused]
-    biases = [rng.integers(-4, 5, shape[1]).astype(np.float32) for shape, _, _ in fused]
+    ragged = Shape(tile_m + 3, tile_n + 5, (info.stages + 1) * tile_k + 3)
+    whole = Shape(tile_m, tile_n, 2 * max(tile_k, 8))
+    rows = modes(info)
+    plain = [(Case(ragged, layout), *rows[i % len(rows)]) for i, layout in enumerate(LAYOUTS)]
+    fused = [
+        (Case(shape, "NN"), *rows[-1 - i % len(rows)]) for i, shape in enumerate((ragged, whole, deep_shape(info)))
+    ]
+    data = [operands(rng, case, dtypes[0]) for case, dtypes, _ in plain + fused]
+    biases = [rng.integers(-4, 5, case.shape.n).astype(np.float32) for case, _, _ in fused]
 
     def run(pairs: Any, biases: Any) -> list[jax.Array]:
         outs = []
-        for (lhs, rhs), (_, layout, dtype) in zip(pairs, plain, strict=False):
-            numbers = (((1 if layout[0] == "N" else 0,), (0 if layout[1] == "N" else 1,)), ((), ()))
-            outs.append(jaxgemm.dot_general(lhs, rhs, numbers, preferred_element_type=dtype[2], kernel=info.name))
-        for (lhs, rhs), bias, (_, _, dtype) in zip(pairs[len(plain) :], biases, fused, strict=True):
+        for (lhs, rhs), (case, dtypes, precision) in zip(pairs, plain, strict=False):
+            outs.append(
+                jaxgemm.dot_general(
+                    lhs, rhs, case.dimension_numbers, precision, preferred_element_type=dtypes[2], kernel=info.name
+                )
+            )
+        for (lhs, rhs), bias, (_, dtypes, precision) in zip(pairs[len(plain) :], biases, fused, strict=True):
+            epilogue = {"bias": bias, "activation": "relu"} if is_float(dtypes[2]) else {}
             outs.append(
                 jaxgemm.matmul(
-                    lhs, rhs, bias=bias, activation="relu", preferred_element_type=dtype[2], kernel=info.name
+                    lhs, rhs, precision=precision, preferred_element_type=dtypes[2], kernel=info.name, **epilogue
                 )
             )
         return outs
 
-    outs = jax.jit(run)(*jax.device_put(([pair for pair, _ in data], biases)))
-    exact = [product for _, product in data]
-    for i, bias in enumerate(biases):
-        exact[len(plain) + i] = np.maximum(exact[len(plain) + i] + bias, 0)
+    outs = jax.jit(run)(*jax.device_put((data, biases)))
+    exact = [case.product(*pair) for (case, _, _), pair in zip(plain + fused, data, strict=True)]
+    for i, (bias, (_, dtypes, _)) in enumerate(zip(biases, fused, strict=True)):
+        if is_float(dtypes[2]):
+            exact[len(plain) + i] = np.maximum(exact[len(plain) + i] + bias, 0)
     for out, product in zip(outs, exact, strict=True):
         expected = product.astype(np.float32).astype(out.dtype)
         assert np.array_equal(np.asarray(out).astype(np.float32), expected.astype(np.float32)), info.name

@@ -11,24 +11,67 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxgemm
 from tests.edge_shapes import Case
-from tests.values import DTypes, assert_equal, error_ratio, nan_bytes, rounded
+from tests.values import (
+    DTypes,
+    assert_equal,
+    is_float,
+    modes,
+    nan_bytes,
+    precisions,
+    product_error_ratio,
+    rounded,
+    rounds_operands,
+)
 
 KERNELS = jaxgemm.kernels()
-KERNEL_DTYPES = [(info, dtypes) for info in KERNELS for dtypes in info.dtypes]
+INFO = {info.name: info for info in KERNELS}
 CANARY_BYTES = 256  # the granularity of XLA's allocator: a canary is the next thing after what lies before it
 _POISON_BYTES = 1 << 25
 
 
-def kernel_id(value: Any) -> str:
-    """A test's name for a kernel or a triple of dtypes."""
-    return value.name if hasattr(value, "name") else "-".join(value) if isinstance(value, tuple) else str(value)
-
-
 KERNEL_IDS = [info.name for info in KERNELS]
-KERNEL_DTYPE_IDS = [f"{info.name}-{'-'.join(dtypes)}" for info, dtypes in KERNEL_DTYPES]
+MODES = [(info, dtypes, precision) for info in KERNELS for dtypes, precision in modes(info)]
+"""Everything that kernels do differently: (kernel, dtypes, precision)."""
+
+
+def mode_id(info: Any, dtypes: DTypes, precision: str) -> str:
+    """A test's name for one of :data:`MODES`; the precision is told where a kernel has two."""
+    several = len(precisions(info, dtypes)) > 1
+    return "-".join([info.name, *dtypes, *([precision] if several else [])])
+
+
+def over_modes(
+    which: Callable[[Any, DTypes, str], bool] = lambda *_: True, rows: Sequence[tuple[Any, DTypes, str]] = tuple(MODES)
+) -> pytest.MarkDecorator:
+    """Runs a test that takes ``info``, ``dtypes`` and ``precision`` for those of :data:`MODES` that ``which`` takes."""
+    taken = [row for row in rows if which(*row)]
+    return pytest.mark.parametrize(("info", "dtypes", "precision"), taken, ids=[mode_id(*row) for row in taken])
+
+
+def floating(info: Any, dtypes: DTypes, precision: str) -> bool:
+    return is_float(dtypes[2])
+
+
+def first_dtypes(info: Any, dtypes: DTypes, precision: str) -> bool:
+    """One triple of dtypes for each kernel."""
+    return dtypes == info.dtypes[0]
+
+
+def first_floating(info: Any, dtypes: DTypes, precision: str) -> bool:
+    return first_dtypes(info, dtypes, precision) and is_float(dtypes[2])
+
+
+def float32_highest(info: Any, dtypes: DTypes, precision: str) -> bool:
+    return (dtypes[0], precision) == ("float32", "highest")
+
+
+PRODUCTS = sorted({(dtypes, precision) for _, dtypes, precision in MODES})
+"""What some kernel takes, for tests that leave the kernel to the chooser."""
+PRODUCT_IDS = ["-".join([*dtypes, precision]) for dtypes, precision in PRODUCTS]
 
 
 def cuda_program(name: str) -> str | None:
@@ -36,11 +79,6 @@ def cuda_program(name: str) -> str | None:
     homes = [os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH")]
     places = [Path(home) / folder for home in [*homes, "/usr/local/cuda"] if home for folder in ("bin", name)]
     return shutil.which(name) or next((found for p in places if (found := shutil.which(str(p / name)))), None)
-
-
-def precision_of(dtype: str) -> str | None:
-    """What these tests ask for: no kernel of this build rounds float32 operands, so they are held to HIGHEST."""
-    return "highest" if dtype == "float32" else None
 
 
 def poison_free_memory() -> None:
@@ -54,14 +92,14 @@ class Program:
     The outputs are written into donated arrays of 0xFF bytes. Canaries lie between all buffers.
     """
 
-    def __init__(self, kernel: str | None, dtypes: DTypes, cases: Sequence[Case]) -> None:
-        self.cases, self.dtypes = list(cases), dtypes
+    def __init__(self, info: Any, dtypes: DTypes, precision: str, cases: Sequence[Case]) -> None:
+        self.cases, self.dtypes, self.tf32 = list(cases), dtypes, rounds_operands(info, dtypes, precision)
 
         def run(operands: Any, poison: Any) -> list[jax.Array]:
             return [
                 jaxgemm.dot_general(
-                    lhs, rhs, case.dimension_numbers, precision=precision_of(dtypes[0]),
-                    preferred_element_type=dtypes[2], kernel=kernel,
+                    lhs, rhs, case.dimension_numbers, precision=precision, preferred_element_type=dtypes[2],
+                    kernel=info.name,
                 )
                 for case, (lhs, rhs) in zip(self.cases, operands, strict=True)
             ]  # fmt: skip
@@ -98,9 +136,8 @@ class Program:
     def worst_error(self, operands: Sequence[tuple[np.ndarray, np.ndarray]], results: Sequence[np.ndarray]) -> float:
         """The largest error over its bound among all cases, each of which must be at most 1."""
         worst = 0.0
-        for case, (lhs, rhs), out in zip(self.cases, operands, results, strict=True):
-            magnitude = case.product(np.abs(np.asarray(lhs, np.float64)), np.abs(np.asarray(rhs, np.float64)))
-            ratio = error_ratio(out, case.product(lhs, rhs), magnitude, case.shape.k, self.dtypes)
+        for case, pair, out in zip(self.cases, operands, results, strict=True):
+            ratio = product_error_ratio(case, out, pair, self.dtypes, self.tf32)
             assert ratio <= 1, f"{case}: error {ratio:.3g} times its bound"
             worst = max(worst, ratio)
         return worst

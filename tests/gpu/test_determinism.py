@@ -17,22 +17,23 @@ import numpy as np
 import pytest
 
 import jaxgemm
-from tests.gpu.support import KERNEL_IDS, KERNELS, poison_free_memory
-from tests.values import normals
+from tests.gpu.support import first_dtypes, over_modes, poison_free_memory
+from tests.values import DTypes, normals
 
 pytestmark = pytest.mark.gpu
 
 _RUNS, _THREADS, _CALLS = 20, 8, 10
 
 
-def _gemm(info: Any) -> Any:
-    return jax.jit(lambda x, y: jaxgemm.matmul(x, y, kernel=info.name))
+def _gemm(info: Any, dtypes: DTypes, precision: str) -> Any:
+    options = {"precision": precision, "preferred_element_type": dtypes[2], "kernel": info.name}
+    return jax.jit(lambda x, y: jaxgemm.matmul(x, y, **options))
 
 
-@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
-def test_same_bits_run_after_run(info: Any, rng: np.random.Generator) -> None:
-    gemm, dtype = _gemm(info), info.dtypes[0][0]
-    lhs, rhs = jax.device_put((normals(rng, (515, 1031), dtype), normals(rng, (1031, 517), dtype)))
+@over_modes(first_dtypes)
+def test_same_bits_run_after_run(info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
+    gemm = _gemm(info, dtypes, precision)
+    lhs, rhs = jax.device_put((normals(rng, (515, 1031), dtypes[0]), normals(rng, (1031, 517), dtypes[1])))
     noise = jnp.ones((2048, 2048), jnp.float32)
     poison_free_memory()
     first = np.asarray(gemm(lhs, rhs)).tobytes()
@@ -43,12 +44,12 @@ def test_same_bits_run_after_run(info: Any, rng: np.random.Generator) -> None:
     assert all(np.asarray(out).tobytes() == first for out in outs)
 
 
-@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
-def test_same_bits_from_many_threads(info: Any, rng: np.random.Generator) -> None:
+@over_modes(first_dtypes)
+def test_same_bits_from_many_threads(info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
     """The very first call comes from all threads at once."""
-    gemm, dtype = _gemm(info), info.dtypes[0][0]
+    gemm = _gemm(info, dtypes, precision)
     shapes = (165, 333), (333, 127)
-    operands = [tuple(jax.device_put(normals(rng, shape, dtype)) for shape in shapes) for _ in range(_THREADS)]
+    operands = [tuple(jax.device_put(normals(rng, shape, dtypes[0])) for shape in shapes) for _ in range(_THREADS)]
     barrier = Barrier(_THREADS)
 
     def work(index: int) -> list[bytes]:

@@ -15,7 +15,7 @@ from tests.edge_shapes import LAYOUTS, Case, Shape
 from tests.emulated.support import CLEAN, SEEDS
 from tests.emulator.build import ROOT
 from tests.emulator.library import Emulator, KernelInfo, Schedule, emulator
-from tests.emulator.problem import Placement, Trial, exact, faults, run
+from tests.emulator.problem import Placement, Trial, exact, faults
 from tests.emulator.words import digest, probe_input, read_digests
 from tests.gpu.support import cuda_program
 from tests.values import integers
@@ -119,10 +119,7 @@ def test_reference_kernels_are_right(family: str, twin: Emulator, emulated: Emul
             for trial in _trials(info):
                 lhs, rhs = trial.operands(dtypes, integers)
                 expected = exact(trial.case, lhs, rhs, dtypes[2])
-                ours, real = (
-                    run(where, info.name, trial.case, lhs, rhs, dtypes[2], trial.placement, schedule=trial.schedule)
-                    for where in (emulated, twin)
-                )
+                ours, real = (trial.run(where, info.name, dtypes, lhs, rhs) for where in (emulated, twin))
                 if ours.run.declined:
                     assert real.run.error == ours.run.error, trial.command(info.name, dtypes)
                     continue

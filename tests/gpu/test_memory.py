@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,29 +12,41 @@ import numpy as np
 import pytest
 
 import jaxgemm
-from tests.edge_shapes import BATCHES, LAYOUTS, Case, Shape, ragged_case
+from tests.edge_shapes import BATCHES, LAYOUTS, Case, Shape, deep_shape, ragged_case
 from tests.gpu.native import attributes_of, batched_plan, device_view, raw_call, workspace_bytes
-from tests.gpu.support import KERNEL_DTYPE_IDS, KERNEL_DTYPES, KERNEL_IDS, KERNELS, poison_free_memory, precision_of
-from tests.values import DTypes, assert_equal, integers, nan_bytes, rounded
+from tests.gpu.support import (
+    KERNELS,
+    MODES,
+    PRODUCTS,
+    first_dtypes,
+    first_floating,
+    over_modes,
+    poison_free_memory,
+)
+from tests.values import DTypes, assert_equal, integers, is_float, nan_bytes, rounded
 
 pytestmark = pytest.mark.gpu
 
 _REDZONE_BYTES = 4096
 _MAX_ALIGNMENT = 256
-# float32 and float16 arrays can be views of other arrays' memory; bfloat16 ones cannot.
-_VIEWABLE = {
-    info.name: (info, dtypes) for info, dtypes in reversed(KERNEL_DTYPES) if dtypes[0] in ("float32", "float16")
-}
+# Arrays of NumPy's own dtypes can be views of other arrays' memory; bfloat16 ones cannot.
+_VIEWABLE = list({
+    (row[0].name, row[2]): row for row in reversed(MODES) if row[1][0] in ("float32", "float16", "int8")
+}.values())  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
-def test_batches_and_workspace(info: Any, layout: str, rng: np.random.Generator) -> None:
+@over_modes(first_dtypes)
+def test_batches_and_workspace(
+    info: Any, dtypes: DTypes, precision: str, layout: str, rng: np.random.Generator
+) -> None:
     """Every kind of batch kept a batch, output and workspace full of NaN, and a redzone behind the workspace."""
-    dtypes: DTypes = info.dtypes[0]
     cases = [ragged_case(info, layout, batch) for batch in BATCHES]
+    cases += [Case(dataclasses.replace(deep_shape(info), batch=batch), layout) for batch in ("none", "both")]
     plans = [batched_plan(case) for case in cases]
-    needed = [workspace_bytes(info.name, dtypes, case, plan) for case, plan in zip(cases, plans, strict=True)]
+    needed = [
+        workspace_bytes(info.name, dtypes, precision, case, plan) for case, plan in zip(cases, plans, strict=True)
+    ]
     results = [
         [jax.ShapeDtypeStruct(case.out_shape, dtypes[2])]
         + ([jax.ShapeDtypeStruct((size + _REDZONE_BYTES,), np.uint8)] if size else [])
@@ -42,7 +55,7 @@ def test_batches_and_workspace(info: Any, layout: str, rng: np.random.Generator)
 
     def run(operands: Any, poison: Any) -> list[list[jax.Array]]:
         return [
-            raw_call(result, xs, **attributes_of(plan, info.name))
+            raw_call(result, xs, **attributes_of(plan, info.name, precision))
             for result, xs, plan in zip(results, operands, plans, strict=True)
         ]
 
@@ -54,8 +67,8 @@ def test_batches_and_workspace(info: Any, layout: str, rng: np.random.Generator)
         assert not size or (out[1][size:] == 0xFF).all(), f"{case}: wrote past the workspace's {size} bytes"
 
 
-@pytest.mark.parametrize(("info", "dtypes"), list(_VIEWABLE.values()), ids=list(_VIEWABLE))
-def test_operands_inside_nan(info: Any, dtypes: DTypes, rng: np.random.Generator) -> None:
+@over_modes(rows=_VIEWABLE)
+def test_operands_inside_nan(info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
     """Operands that lie in the middle of NaN, at addresses with no more alignment than XLA promises (16 bytes)."""
     dtype = jnp.dtype(dtypes[0])
     tile_m, tile_n, tile_k = info.cta_tile
@@ -68,8 +81,8 @@ def test_operands_inside_nan(info: Any, dtypes: DTypes, rng: np.random.Generator
     def run(operands: Any) -> list[jax.Array]:
         return [
             jaxgemm.dot_general(
-                lhs, rhs, case.dimension_numbers, precision=precision_of(dtypes[0]),
-                preferred_element_type=dtypes[2], kernel=info.name,
+                lhs, rhs, case.dimension_numbers, precision=precision, preferred_element_type=dtypes[2],
+                kernel=info.name,
             )
             for case, (lhs, rhs) in zip(cases, operands, strict=True)
         ]  # fmt: skip
@@ -95,8 +108,8 @@ def test_operands_inside_nan(info: Any, dtypes: DTypes, rng: np.random.Generator
         assert all((np.asarray(base) == memory).all() for base, memory in bases), "an operand's surroundings changed"
 
 
-@pytest.mark.parametrize(("info", "dtypes"), KERNEL_DTYPES, ids=KERNEL_DTYPE_IDS)
-def test_slices_of_nan_arrays(info: Any, dtypes: DTypes, rng: np.random.Generator) -> None:
+@over_modes()
+def test_slices_of_nan_arrays(info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
     """Operands that XLA cuts out of arrays of NaN, in place where it can: one layer of a stack, and a corner."""
     m, n, k = (size + 8 for size in info.cta_tile)
     lhs, rhs = integers(rng, (m, k), dtypes[0]), integers(rng, (k, n), dtypes[1])
@@ -109,9 +122,7 @@ def test_slices_of_nan_arrays(info: Any, dtypes: DTypes, rng: np.random.Generato
         return stack, wide
 
     def gemm(x: jax.Array, y: jax.Array) -> jax.Array:
-        return jaxgemm.matmul(
-            x, y, precision=precision_of(dtypes[0]), preferred_element_type=dtypes[2], kernel=info.name
-        )
+        return jaxgemm.matmul(x, y, precision=precision, preferred_element_type=dtypes[2], kernel=info.name)
 
     @jax.jit
     def run(lhs_arrays: Any, rhs_arrays: Any, i: jax.Array) -> list[jax.Array]:
@@ -128,50 +139,71 @@ def test_slices_of_nan_arrays(info: Any, dtypes: DTypes, rng: np.random.Generato
         assert_equal(np.asarray(out), expected, f"{m}x{n}x{k}")
 
 
-@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
-def test_empty(info: Any) -> None:
-    """K = 0 gives activation(bias), empty outputs are empty, and the next call works."""
-    dtype = info.dtypes[0][0]
-    bias = np.arange(-3, 4, dtype=np.float32)
+_ZERO_K = [((3, 0), (0, 7)), ((2, 3, 0), (2, 0, 7)), ((2, 3, 0), (0, 7))]
+
+
+def _of_ones(shapes: Any, info: Any, dtypes: DTypes, precision: str, **epilogue: Any) -> jax.Array:
+    operands = (jnp.ones(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False))
+    return jaxgemm.matmul(
+        *operands, precision=precision, preferred_element_type=dtypes[2], kernel=info.name, **epilogue
+    )
+
+
+@over_modes(first_dtypes)
+def test_empty(info: Any, dtypes: DTypes, precision: str) -> None:
+    """K = 0 gives zeros, empty outputs are empty, and the next call works."""
     empty = [((0, 5), (5, 7)), ((5, 6), (6, 0)), ((0, 0), (0, 0)), ((0, 3, 4), (0, 4, 5)), ((2, 3, 0), (2, 0, 0))]
-    zero_k = [((3, 0), (0, 7)), ((2, 3, 0), (2, 0, 7)), ((2, 3, 0), (0, 7))]
 
     @jax.jit
-    def run(bias: jax.Array) -> Any:
-        def gemm(shapes: Any, **kwargs: Any) -> jax.Array:
-            return jaxgemm.matmul(*(jnp.ones(s, dtype) for s in shapes), kernel=info.name, **kwargs)
-
-        with_bias = [gemm(s, bias=bias, activation="relu") for s in zero_k]
-        return [gemm(s) for s in empty], [gemm(s) for s in zero_k], with_bias, gemm(((2, 3), (3, 4)))
+    def run() -> list[jax.Array]:
+        return [_of_ones(shapes, info, dtypes, precision) for shapes in [*empty, *_ZERO_K, ((2, 3), (3, 4))]]
 
     poison_free_memory()
-    nothing, zeros, biases, last = jax.device_get(run(bias))
-    for (lhs, rhs), out in zip(empty, nothing, strict=True):
+    outs = jax.device_get(run())
+    for (lhs, rhs), out in zip(empty, outs, strict=False):
         assert out.shape == np.matmul(np.ones(lhs), np.ones(rhs)).shape
-    assert all(not x.astype(np.float32).any() for x in zeros)
-    for x in biases:
-        np.testing.assert_array_equal(x.astype(np.float32), np.broadcast_to(np.maximum(bias, 0), x.shape))
-    np.testing.assert_array_equal(last.astype(np.float32), np.full((2, 4), 3))
+    assert all(not x.astype(np.float32).any() for x in outs[len(empty) : -1])
+    np.testing.assert_array_equal(outs[-1].astype(np.float32), np.full((2, 4), 3))
+
+
+@over_modes(first_floating)
+def test_empty_sums_have_an_epilogue(info: Any, dtypes: DTypes, precision: str) -> None:
+    """K = 0 gives activation(bias)."""
+    bias = np.arange(-3, 4, dtype=np.float32)
+
+    @jax.jit
+    def run(bias: jax.Array) -> list[jax.Array]:
+        return [_of_ones(shapes, info, dtypes, precision, bias=bias, activation="relu") for shapes in _ZERO_K]
+
+    poison_free_memory()
+    for out in jax.device_get(run(bias)):
+        np.testing.assert_array_equal(out.astype(np.float32), np.broadcast_to(np.maximum(bias, 0), out.shape))
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
-_BY_DTYPE = {
-    dtype: [info.name for info in KERNELS if (dtype, dtype, dtype) in info.dtypes]
-    for dtype in ("float32", "float16", "bfloat16")
+_NARROW = [(dtypes, precision) for dtypes, precision in PRODUCTS if not is_float(dtypes[0]) or len(set(dtypes)) == 1]
+_LAST = {
+    (info.family, *dtypes, precision): (info, dtypes, precision)
+    for info, dtypes, precision in MODES
+    if (dtypes, precision) in _NARROW and dtypes[0] != "float16"
 }
-_FAMILIES = {info.family: info for info in KERNELS}  # the last configuration of each
+"""The last configuration of each family for each product, float16 and bfloat16 being alike."""
 
 
-@pytest.mark.parametrize("dtype", _BY_DTYPE)
+@pytest.mark.parametrize(("dtypes", "precision"), _NARROW)
 @pytest.mark.parametrize("shapes", [((70001, 3, 5), (70001, 5, 4)), ((1100003, 4), (4, 3)), ((3, 4), (4, 1100003))])
-def test_many_tiles(shapes: tuple[Any, Any], dtype: str, rng: np.random.Generator) -> None:
+def test_many_tiles(shapes: tuple[Any, Any], dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
     """More than 65535 batches, and more than a million rows or columns."""
-    names = _BY_DTYPE[dtype]
-    lhs, rhs = (integers(rng, shape, dtype) for shape in shapes)
-    expected = rounded(np.matmul(lhs.astype(np.float64), rhs.astype(np.float64)), dtype)
-    outs = jax.jit(lambda x, y: [jaxgemm.matmul(x, y, kernel=name) for name in names])(lhs, rhs)
-    for name, out in zip(names, outs, strict=True):
+    names = [info.name for info in KERNELS if dtypes in info.dtypes]
+    lhs, rhs = (integers(rng, shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False))
+    expected = rounded(np.matmul(lhs.astype(np.float64), rhs.astype(np.float64)), dtypes[2])
+
+    def run(x: jax.Array, y: jax.Array) -> list[jax.Array]:
+        options = {"precision": precision, "preferred_element_type": dtypes[2]}
+        return [jaxgemm.matmul(x, y, kernel=name, **options) for name in names]
+
+    for name, out in zip(names, jax.jit(run)(lhs, rhs), strict=True):
         assert_equal(np.asarray(out), expected, name)
 
 
@@ -188,23 +220,21 @@ def _generated(shape: tuple[int, int], dtype: str) -> Callable[[], jax.Array]:
 
 @pytest.mark.xdist_group("large")
 @pytest.mark.parametrize(("m", "n", "k"), [(65536, 32776, 8), (1050000, 8, 2056)], ids=["out", "lhs"])
-@pytest.mark.parametrize("family", _FAMILIES)
-def test_more_than_2_to_31_elements(family: str, m: int, n: int, k: int) -> None:
-    info = _FAMILIES[family]
-    dtype = "float32" if ("float32",) * 3 in info.dtypes else "bfloat16"
-    lhs, rhs = _generated((m, k), dtype)(), _generated((k, n), dtype)()
+@over_modes(rows=list(_LAST.values()))
+def test_more_than_2_to_31_elements(info: Any, dtypes: DTypes, precision: str, m: int, n: int, k: int) -> None:
+    lhs, rhs = _generated((m, k), dtypes[0])(), _generated((k, n), dtypes[1])()
     assert max(lhs.size, m * n) > 2**31
     chosen = np.array([0, 1, m // 2 + 1, 2**31 // max(n, k) - 1, 2**31 // max(n, k) + 1, m - 2, m - 1])
     columns = np.unique(np.linspace(0, n - 1, 4001).astype(np.int64))
 
     def run(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        out = jaxgemm.matmul(x, y, kernel=info.name)
+        out = jaxgemm.matmul(x, y, precision=precision, preferred_element_type=dtypes[2], kernel=info.name)
         return out[chosen][:, columns], jnp.isnan(out).any()
 
     poison_free_memory()
     out, any_nan = jax.jit(run)(lhs, rhs)
     expected = _pattern(chosen, np.arange(k)).astype(np.float64) @ _pattern(np.arange(k), columns)
-    assert_equal(np.asarray(out), rounded(expected, dtype), info.name)
+    assert_equal(np.asarray(out), rounded(expected, dtypes[2]), info.name)
     assert not any_nan
 
 

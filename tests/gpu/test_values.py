@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,40 +12,61 @@ import pytest
 
 import jaxgemm
 from jaxgemm._native import _core
-from tests.edge_shapes import LAYOUTS, Case, Shape, ragged_case
+from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape, ragged_case
 from tests.gpu.report import RecordError
-from tests.gpu.support import KERNEL_DTYPE_IDS, KERNEL_DTYPES, KERNEL_IDS, KERNELS, Program, precision_of
+from tests.gpu.support import Program, first_floating, float32_highest, floating, over_modes
 from tests.values import (
     ACTIVATIONS,
     EPILOGUES,
     DTypes,
-    assert_equal,
     epilogue_error_ratio,
     epilogue_operands,
+    float32_extremes,
     integers,
+    is_float,
     plant,
-    rounded,
+    rounds_operands,
+    stored,
+    wide_normals,
 )
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize(("info", "dtypes"), KERNEL_DTYPES, ids=KERNEL_DTYPE_IDS)
-def test_nan_and_infinity_stay_in_their_row_and_column(info: Any, dtypes: DTypes, rng: np.random.Generator) -> None:
-    program = Program(info.name, dtypes, [ragged_case(info, layout) for layout in LAYOUTS])
+@over_modes(floating)
+def test_nan_and_infinity_stay_in_their_row_and_column(
+    info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator
+) -> None:
+    cases = [ragged_case(info, layout) for layout in LAYOUTS] + [Case(deep_shape(info), layout) for layout in LAYOUTS]
+    program = Program(info, dtypes, precision, cases)
     clean = program.draw(integers, rng)
     for value in (np.nan, np.inf, -np.inf):
         for operand in ("lhs", "rhs"):
             operands = [(lhs.copy(), rhs.copy()) for lhs, rhs in clean]
-            for case, (lhs, rhs) in zip(program.cases, operands, strict=True):
-                marked = plant(case, {"lhs": lhs, "rhs": rhs}, operand, value)
+            marks = [
+                plant(case, {"lhs": lhs, "rhs": rhs}, operand, value)
+                for case, (lhs, rhs) in zip(cases, operands, strict=True)
+            ]
             results = program(operands)
             program.check_exact(operands, results)
-            for out in results:
+            for marked, out in zip(marks, results, strict=True):
                 special = ~np.isfinite(out.astype(np.float32))
                 rows = special if operand == "lhs" else special.T
                 assert rows[marked].all()
                 assert rows.sum() == 3 * rows.shape[1]
+
+
+def _hard_integers() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Products of int8 that go to the ends of int32, and past them."""
+    ones = np.ones
+    cases = [
+        (ones((3, 65536)) * -128, ones((65536, 5)) * -128),  # 2^30
+        (ones((5, 131072)) * -128, np.outer(ones(131072), [-128, 127, -127, 0])),  # 2^31, which int32 has not
+        (np.outer([127, -128, 1], ones(140000)), np.outer(ones(140000), [127, -128])),
+        (np.arange(-128, 128)[:, None], np.arange(-128, 128)[None, :]),  # all products
+        (np.eye(40) * -128, np.arange(1640).reshape(40, 41) % 256 - 128),
+    ]
+    return [(lhs.astype(np.int8), rhs.astype(np.int8)) for lhs, rhs in cases]
 
 
 def _hard_cases(dtypes: DTypes) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -80,26 +102,54 @@ def _hard_cases(dtypes: DTypes) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(lhs.astype(dtype), rhs.astype(dtype)) for lhs, rhs in cases]
 
 
-@pytest.mark.parametrize(("info", "dtypes"), KERNEL_DTYPES, ids=KERNEL_DTYPE_IDS)
-def test_hard_values(info: Any, dtypes: DTypes, rng: np.random.Generator, record_error: RecordError) -> None:
-    operands = _hard_cases(dtypes)
-    exact = len(operands)
+def _bounded_cases(dtypes: DTypes, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Products that must be within their bound: of very different rows, columns and elements, and a long sum."""
+    dtype = jnp.dtype(dtypes[0])
     scale = 6 if dtypes[0] == "float16" else 60
     rows, columns = (2.0 ** rng.integers(-scale, scale + 1, n) for n in (37, 41))
-    scaled = (
-        rng.standard_normal((37, 99)) * rows[:, None] / 8,
-        rng.standard_normal((99, 41)) * columns / 8,
-    )
-    positive = rng.uniform(1, 2, (17, 32768)), rng.uniform(1, 2, (32768, 19)) / 16  # truncation would add up
-    dtype = jnp.dtype(dtypes[0])
-    operands += [(lhs.astype(dtype), rhs.astype(dtype)) for lhs, rhs in (scaled, positive)]
-    program = Program(info.name, dtypes, [Case(Shape(x.shape[0], y.shape[1], x.shape[1]), "NN") for x, y in operands])
+    cases = [
+        (rng.standard_normal((37, 99)) * rows[:, None] / 8, rng.standard_normal((99, 41)) * columns / 8),
+        (rng.uniform(1, 2, (17, 32768)), rng.uniform(1, 2, (32768, 19)) / 16),  # truncation would add up
+        (wide_normals(rng, (37, 199), dtypes[0]), wide_normals(rng, (199, 41), dtypes[0])),
+    ]
+    return [(lhs.astype(dtype), rhs.astype(dtype)) for lhs, rhs in cases]
+
+
+@over_modes()
+def test_hard_values(
+    info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator, record_error: RecordError
+) -> None:
+    operands = _hard_cases(dtypes) if is_float(dtypes[0]) else _hard_integers()
+    exact = len(operands)
+    if is_float(dtypes[0]):
+        operands += _bounded_cases(dtypes, rng)
+    cases = [Case(Shape(x.shape[0], y.shape[1], x.shape[1]), "NN") for x, y in operands]
+    program = Program(info, dtypes, precision, cases)
     results = program(operands)
-    for (lhs, rhs), out in zip(operands[:exact], results[:exact], strict=True):
-        with np.errstate(all="ignore"):
-            assert_equal(out, rounded(lhs.astype(np.float64) @ rhs.astype(np.float64), dtypes[2]), f"K={lhs.shape[1]}")
-    program.cases = program.cases[exact:]
+    program.cases = cases[:exact]
+    program.check_exact(operands[:exact], results[:exact])
+    program.cases = cases[exact:]
     record_error(info.name, program.worst_error(operands[exact:], results[exact:]))
+
+
+@over_modes(float32_highest)
+def test_float32_extremes(
+    info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator, record_error: RecordError
+) -> None:
+    """At HIGHEST the range of float32 is that of float32, however the products are made."""
+    pairs = {(name, k): pair for k in (99, 1100) for name, pair in float32_extremes(rng, k).items()}
+    layouts = [LAYOUTS[i % len(LAYOUTS)] for i in range(len(pairs))]
+    cases = [
+        Case(Shape(lhs.shape[0], rhs.shape[1], lhs.shape[1]), layout)
+        for (lhs, rhs), layout in zip(pairs.values(), layouts, strict=True)
+    ]
+    operands = [stored(layout, *pair) for pair, layout in zip(pairs.values(), layouts, strict=True)]
+    program = Program(info, dtypes, precision, cases)
+    results = program(operands)
+    record_error(info.name, program.worst_error(operands, results))
+    exact = [i for i, (name, _) in enumerate(pairs) if name.startswith("integers")]
+    program.cases = [cases[i] for i in exact]
+    program.check_exact([operands[i] for i in exact], [results[i] for i in exact])
 
 
 # --- epilogue ---------------------------------------------------------------------------------------------------------
@@ -109,19 +159,22 @@ def test_epilogue_functions_are_all_here() -> None:
     assert set(ACTIVATIONS) == set(_core.activations())
 
 
-@pytest.mark.parametrize(("info", "dtypes"), KERNEL_DTYPES, ids=KERNEL_DTYPE_IDS)
-def test_epilogue(info: Any, dtypes: DTypes, rng: np.random.Generator, record_error: RecordError) -> None:
+@over_modes(floating)
+def test_epilogue(
+    info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator, record_error: RecordError
+) -> None:
     """Bias and activation in float32, rounded once: the error of the accumulator times the slope of the function."""
     assert info.fused_epilogue
     tile_m, tile_n, tile_k = info.cta_tile
     shapes = [(tile_m + 3, tile_n + 5, tile_k + 3), (tile_m, 2 * tile_n, 2 * tile_k), (5, 7, 0)]
+    shapes.append(dataclasses.astuple(deep_shape(info))[:3])
 
     def run(operands: Any) -> list[list[jax.Array]]:
         return [
             [
                 jaxgemm.matmul(
                     lhs, rhs, bias=bias if has_bias else None, activation=None if name == "none" else name,
-                    precision=precision_of(dtypes[0]), preferred_element_type=dtypes[2], kernel=info.name,
+                    precision=precision, preferred_element_type=dtypes[2], kernel=info.name,
                 )
                 for name, has_bias in EPILOGUES
             ]
@@ -130,22 +183,27 @@ def test_epilogue(info: Any, dtypes: DTypes, rng: np.random.Generator, record_er
 
     operands = [epilogue_operands(rng, shape, dtypes) for shape in shapes]
     results = jax.device_get(jax.jit(run)(operands))
-    worst = 0.0
-    for (lhs, rhs, bias), outs in zip(operands, results, strict=True):
+    tf32, worst = rounds_operands(info, dtypes, precision), 0.0
+    for shape, (*pair, bias), outs in zip(shapes, operands, results, strict=True):
+        case = Case(Shape(*shape), "NN")
         for (name, has_bias), out in zip(EPILOGUES, outs, strict=True):
-            ratio = epilogue_error_ratio(np.asarray(out), lhs, rhs, bias if has_bias else None, name, dtypes)
-            assert ratio <= 1, f"{lhs.shape} {rhs.shape} {name} bias={has_bias}: error {ratio:.3g} times its bound"
+            epilogue = name, bias if has_bias else None
+            ratio = epilogue_error_ratio(case, np.asarray(out), pair, epilogue, dtypes, tf32)
+            assert ratio <= 1, f"{case} {name} bias={has_bias}: error {ratio:.3g} times its bound"
             worst = max(worst, ratio)
     record_error(info.name, worst)
 
 
-@pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
-def test_epilogue_keeps_nan(info: Any) -> None:
-    dtype = jnp.dtype(info.dtypes[0][0])
+@over_modes(first_floating)
+def test_epilogue_keeps_nan(info: Any, dtypes: DTypes, precision: str) -> None:
+    dtype = jnp.dtype(dtypes[0])
     names = [name for name in ACTIVATIONS if name != "none"]
     lhs, rhs = np.ones((5, 8), dtype), np.ones((8, 6), dtype)
     lhs[3, 2] = np.nan
-    outs = jax.jit(lambda x, y: [jaxgemm.matmul(x, y, activation=a, kernel=info.name) for a in names])(lhs, rhs)
-    for name, out in zip(names, outs, strict=True):
+
+    def run(x: jax.Array, y: jax.Array) -> list[jax.Array]:
+        return [jaxgemm.matmul(x, y, activation=name, precision=precision, kernel=info.name) for name in names]
+
+    for name, out in zip(names, jax.jit(run)(lhs, rhs), strict=True):
         nan_rows = np.isnan(np.asarray(out).astype(np.float32)).all(1)
         assert nan_rows.tolist() == [False, False, False, True, False], name

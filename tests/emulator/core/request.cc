@@ -23,6 +23,7 @@ std::string kernel_json(const Kernel& kernel) {
   json << "{\"name\": " << quoted(info.full_name) << ", \"family\": " << quoted(info.family)
        << ", \"cta_tile\": " << tile_json(info.cta_tile) << ", \"warp_tile\": " << tile_json(info.warp_tile)
        << ", \"stages\": " << info.stages << ", \"threads\": " << info.threads << ", \"min_sm\": " << info.min_sm
+       << ", \"tf32\": " << (info.tf32 ? "true" : "false")
        << ", \"dtypes\": "
        << list(info.dtypes,
                [](const jaxgemm::DTypes& d) {

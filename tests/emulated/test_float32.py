@@ -1,0 +1,66 @@
+"""float32 operands in the emulator: rounded to TF32 where a kernel says so, else worth all their 24 bits and range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape, ragged_case
+from tests.emulated.support import PLACEMENTS, in_parallel
+from tests.emulator.library import Emulator, Schedule
+from tests.emulator.problem import Result, Trial, exact, faults
+from tests.gpu.support import float32_highest, over_modes
+from tests.values import (
+    DTypes,
+    float32_extremes,
+    normals,
+    product_error_ratio,
+    rounds_operands,
+    stored,
+    wide_normals,
+)
+
+
+@over_modes(lambda _, dtypes, __: dtypes[0] == "float32")
+def test_products_are_within_their_bound(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
+    """Which grants nothing to the rounding of operands: the reference rounds them as the kernel must."""
+    cases = [ragged_case(info, layout, batch) for layout, batch in zip(LAYOUTS, ("none", "both") * 2, strict=True)]
+    cases.append(Case(deep_shape(info), "NN"))
+    trials = [
+        (Trial(case, PLACEMENTS[i % len(PLACEMENTS)], Schedule(i), i, precision), make)
+        for i, case in enumerate(cases)
+        for make in (normals, wide_normals)
+    ]
+
+    def ratio(numbered: tuple[Trial, Any]) -> float:
+        trial, make = numbered
+        operands = trial.operands(dtypes, make)
+        result = trial.run(emulated, info.name, dtypes, *operands)
+        assert result.run.clean, f"{trial.command(info.name, dtypes)}\n{result.run}"
+        tf32 = rounds_operands(info, dtypes, precision)
+        return product_error_ratio(trial.case, result.out, operands, dtypes, tf32)
+
+    for (trial, make), error in zip(trials, in_parallel(ratio, trials), strict=True):
+        assert error <= 1, f"{trial.case} {make.__name__}: error {error:.3g} times its bound"
+
+
+@over_modes(float32_highest)
+def test_extremes(emulated: Emulator, info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
+    """At HIGHEST the range of float32 is that of float32, however the products are made."""
+    pairs = float32_extremes(rng)
+
+    def compute(numbered: tuple[int, tuple[np.ndarray, np.ndarray]]) -> tuple[Trial, Result, Any]:
+        i, (lhs, rhs) = numbered
+        layout = LAYOUTS[i % len(LAYOUTS)]
+        case = Case(Shape(lhs.shape[0], rhs.shape[1], lhs.shape[1]), layout)
+        trial = Trial(case, PLACEMENTS[i % len(PLACEMENTS)], Schedule(i), precision=precision)
+        operands = stored(layout, lhs, rhs)
+        return trial, trial.run(emulated, info.name, dtypes, *operands), operands
+
+    for name, (trial, result, operands) in zip(pairs, in_parallel(compute, enumerate(pairs.values())), strict=True):
+        assert result.run.clean, f"{name}: {result.run}"
+        ratio = product_error_ratio(trial.case, result.out, operands, dtypes)
+        assert ratio <= 1, f"{name}: error {ratio:.3g} times its bound"
+        if name.startswith("integers"):
+            assert not (found := faults(result, exact(trial.case, *operands, dtypes[2]))), f"{name}: {found}"
