@@ -94,6 +94,7 @@ struct KernelInfo {
   Tile cta_tile, warp_tile;
   int stages, threads, smem_bytes;
   bool tf32;            // rounds float32 operands to TF32 unless the precision is kHighest
+  bool split_k;         // may split K over several CTAs: split_count()
   bool fused_epilogue;  // applies bias and activation itself, to floating-point results
 };
 
@@ -136,6 +137,9 @@ const Kernel* select(const Problem& problem, std::string_view family = {});
 
 // The model's estimate, in arbitrary units of time: what select() minimises.
 double estimated_cost(const Kernel& kernel, const Problem& problem);
+
+// Over how many CTAs the model splits each tile's K: what estimated_cost() assumes. 1 for a kernel without split_k.
+int64_t split_count(const KernelInfo& info, const Problem& problem);
 
 // "float32 4096x4096x4096 NN batch 1": for messages.
 std::string describe(const Problem& problem);

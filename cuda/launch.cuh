@@ -50,7 +50,7 @@ inline constexpr FixedText kFullName = [] {
 //   kCtaTile, kWarpTile         Tile
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
-// and optionally kMinSm, kMaxSm, and kTf32 (see KernelInfo).
+// and optionally kMinSm, kMaxSm, and kTf32, kSplitK (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -63,6 +63,10 @@ constexpr KernelInfo describe() {
   }();
   constexpr bool tf32 = [] {
     if constexpr (requires { Config::kTf32; }) return Config::kTf32;
+    return false;
+  }();
+  constexpr bool split_k = [] {
+    if constexpr (requires { Config::kSplitK; }) return Config::kSplitK;
     return false;
   }();
   constexpr int smem_bytes =
@@ -82,6 +86,7 @@ constexpr KernelInfo describe() {
           .threads = Config::kThreads,
           .smem_bytes = smem_bytes,
           .tf32 = tf32,
+          .split_k = split_k,
           .fused_epilogue = true};
 }
 

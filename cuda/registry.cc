@@ -9,7 +9,10 @@
   X(smem_tiled)             \
   X(register_tiled)         \
   X(wmma_naive)             \
-  X(wmma_tiled)
+  X(wmma_tiled)             \
+  X(mma)                    \
+  X(mma_ldmatrix)           \
+  X(mma_multistage)
 
 namespace jaxgemm {
 

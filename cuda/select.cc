@@ -40,6 +40,14 @@ int64_t resident_ctas(const KernelInfo& info) {
 
 }  // namespace
 
+int64_t split_count(const KernelInfo& info, const Problem& p) {
+  if (!info.split_k) return 1;
+  const int64_t tiles = ceil_div(p.M, info.cta_tile.m) * ceil_div(p.N, info.cta_tile.n) * p.batch;
+  const int64_t k_tiles = ceil_div(p.K, info.cta_tile.k);
+  const int64_t room = multiprocessors(p.sm) * resident_ctas(info) / std::max<int64_t>(1, tiles);
+  return std::max<int64_t>(1, std::min(room, k_tiles / 8));
+}
+
 double estimated_cost(const Kernel& kernel, const Problem& p) {
   const KernelInfo& info = kernel.info;
   const Tile& tile = info.cta_tile;

@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "gemm.h"
 
 namespace jaxgemm {
@@ -30,6 +32,7 @@ struct Epilogue {
   int64_t ld, batch_stride;
   DType out_dtype;
   Activation activation;
+  bool quads_aligned;  // four columns from a multiple of 4 on always begin at a multiple of their size
 
   explicit Epilogue(const GemmArgs& args)
       : out(args.out),
@@ -37,15 +40,62 @@ struct Epilogue {
         ld(args.problem.out.ld),
         batch_stride(args.problem.out.batch_stride),
         out_dtype(args.problem.out_dtype),
-        activation(args.problem.activation) {}
+        activation(args.problem.activation),
+        quads_aligned(ld % 4 == 0 && batch_stride % 4 == 0 &&
+                      reinterpret_cast<uintptr_t>(out) % static_cast<uintptr_t>(4 * size_bytes(out_dtype)) == 0) {}
 
   __device__ float finish(float accumulator, int64_t col) const {
     return activate(activation, bias ? accumulator + bias[col] : accumulator);
   }
 
+  // The same for four neighbouring columns, of which those before N exist. The code of the activations, which is long,
+  // is there once: the values take turns in one register.
+  __device__ void finish4(float (&x)[4], int64_t col, int64_t N) const {
+    if (bias) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (col + i < N) x[i] += bias[col + i];
+      }
+    }
+    if (activation == Activation::kNone) return;
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      const float first = activate(activation, x[0]);
+      x[0] = x[1];
+      x[1] = x[2];
+      x[2] = x[3];
+      x[3] = first;
+    }
+  }
+
   __device__ void store(int64_t batch, int64_t row, int64_t col, float accumulator) const {
+    put(batch * batch_stride + row * ld + col, finish(accumulator, col));
+  }
+  __device__ void store(int64_t batch, int64_t row, int64_t col, int32_t accumulator) const {
+    put(batch * batch_stride + row * ld + col, accumulator);
+  }
+
+  // Four neighbouring columns, the first a multiple of 4: one vector store where the address allows it.
+  template <class Accumulator>
+  __device__ void store4(int64_t batch, int64_t row, int64_t col, int64_t N,
+                         const Accumulator (&accumulator)[4]) const {
     const int64_t index = batch * batch_stride + row * ld + col;
-    const float value = finish(accumulator, col);
+    Accumulator value[4] = {accumulator[0], accumulator[1], accumulator[2], accumulator[3]};
+    if constexpr (std::is_same_v<Accumulator, float>) finish4(value, col, N);
+    if (quads_aligned && col + 4 <= N) {
+      put4(index, value);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (col + i < N) put(index + i, value[i]);
+    }
+  }
+
+ private:
+  __device__ void put(int64_t index, int32_t value) const { static_cast<int32_t*>(out)[index] = value; }
+
+  __device__ void put(int64_t index, float value) const {
     if (out_dtype == DType::kF32) {
       static_cast<float*>(out)[index] = value;
     } else if (out_dtype == DType::kF16) {
@@ -55,21 +105,11 @@ struct Epilogue {
     }
   }
 
-  // Four neighbouring columns, the first a multiple of 4: one vector store where the address allows it.
-  __device__ void store4(int64_t batch, int64_t row, int64_t col, int64_t N, const float (&accumulator)[4]) const {
-    const int64_t index = batch * batch_stride + row * ld + col;
-    const bool vector =
-        col + 4 <= N && index % 4 == 0 && reinterpret_cast<uintptr_t>(out) % (out_dtype == DType::kF32 ? 16 : 8) == 0;
-    if (!vector) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (col + i < N) store(batch, row, col + i, accumulator[i]);
-      }
-      return;
-    }
-    float value[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) value[i] = finish(accumulator[i], col + i);
+  __device__ void put4(int64_t index, const int32_t (&value)[4]) const {
+    *reinterpret_cast<int4*>(static_cast<int32_t*>(out) + index) = make_int4(value[0], value[1], value[2], value[3]);
+  }
+
+  __device__ void put4(int64_t index, const float (&value)[4]) const {
     if (out_dtype == DType::kF32) {
       *reinterpret_cast<float4*>(static_cast<float*>(out) + index) =
           make_float4(value[0], value[1], value[2], value[3]);

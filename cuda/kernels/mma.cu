@@ -52,14 +52,44 @@ struct Config128x64x16 : TileConfig<4, 128, 64, 64, 32, 2> {};
 struct Config64x64x64 : TileConfig<1, 64, 64, 32, 32, 4> {};
 struct Config128x128x64 : TileConfig<1, 128, 128, 64, 64, 2> {};
 
+// What a lane loads of an operand along M or N: of kVectorBytes along K, one run of kSlots neighbours for each k. It
+// takes one vector, which may be a narrow one, or two.
+template <class Element, int kSlots>
+struct Runs {
+  static constexpr int kElems = kVectorBytes / sizeof(Element), kElemsPerWord = 4 / sizeof(Element);
+  static constexpr int kVectorElems = kElems < kSlots ? kElems : kSlots, kVectors = kSlots / kVectorElems;
+  struct alignas(sizeof(Element) * kVectorElems) Vector {
+    uint32_t words[kVectorElems / kElemsPerWord];
+  };
+  Vector vectors[kElems][kVectors];
+
+  __device__ uint32_t word(int k, int slot) const {
+    return vectors[k][slot / kVectorElems].words[slot % kVectorElems / kElemsPerWord];
+  }
+
+  // The slot's elements from k on that make up a word.
+  __device__ uint32_t along_k(int k, int slot) const {
+    if constexpr (sizeof(Element) == 4) {
+      return word(k, slot);
+    } else if constexpr (sizeof(Element) == 2) {
+      return __byte_perm(word(k, slot), word(k + 1, slot), slot % 2 == 0 ? 0x5410 : 0x7632);
+    } else {
+      // The elements of two slots first, which the other of them takes as well.
+      const unsigned two_slots = slot % 4 < 2 ? 0x5140 : 0x7362;
+      const uint32_t low = __byte_perm(word(k, slot), word(k + 1, slot), two_slots);
+      const uint32_t high = __byte_perm(word(k + 2, slot), word(k + 3, slot), two_slots);
+      return __byte_perm(low, high, slot % 2 == 0 ? 0x5410 : 0x7632);
+    }
+  }
+};
+
 // A lane's share of one operand's k-tile: kSlots rows of lhs or columns of rhs ("mn"), of each a vector along K.
 template <class Element, int kMn, bool kMnContiguous>
 class LaneBlock {
  public:
   static constexpr int kSlots = kMn / kLanesAlongMn;
-  static constexpr int kElems = kVectorBytes / sizeof(Element);  // along K
+  static constexpr int kElems = kVectorBytes / sizeof(Element), kElemsPerWord = 4 / sizeof(Element);
 
-  // vectors[slot][i]: register i along K.
   uint32_t words[kSlots][kVectorWords];
 
   // Which row (column) of the warp tile is the slot-th of lanes with this g.
@@ -67,108 +97,81 @@ class LaneBlock {
     return kMnContiguous ? kSlots * g + slot : kLanesAlongMn * slot + g;
   }
 
-  // From g_tile on, where the warp's first row (column) lies, mn_left of them exist. `whole_vectors`: see below.
-  __device__ LaneBlock(const Element* g_tile, int64_t ld, int64_t mn_left, bool whole_vectors)
-      : first_mn_(mn(0, g())),
-        mn_left_(mn_left < kMn ? static_cast<int>(mn_left) : kMn),
-        whole_vectors_(whole_vectors),
+  // From g_tile on, where the warp's first row (column) lies, mn_left of them exist: none, if it is negative.
+  __device__ LaneBlock(const Element* g_tile, int64_t ld, int64_t mn_left, int lane)
+      : mn_left_((mn_left < kMn ? static_cast<int>(mn_left) : kMn) - mn(0, lane / kLanesAlongK)),
+        k_(lane % kLanesAlongK * kElems),
         ld_(ld),
-        g_next_(g_tile + (kMnContiguous ? t() * kElems * ld + first_mn_ : first_mn_ * ld + t() * kElems)) {}
+        g_next_(g_tile +
+                (kMnContiguous ? k_ * ld + mn(0, lane / kLanesAlongK) : mn(0, lane / kLanesAlongK) * ld + k_)) {}
 
-  // Loads the share of the next k-tile, of which k_left elements exist. What lies outside the matrix reads as zero.
-  __device__ void load(int64_t k_left) {
-    k_left -= t() * kElems;
-    const int k_inside = k_left < kElems ? static_cast<int>(k_left) : kElems;  // of this lane's; may be negative
-    if (!whole_vectors_) {
-      load_elements(k_inside);
-    } else if constexpr (kMnContiguous) {
-      load_along_mn(k_inside);
+  // Loads the share of the next k-tile, which is whole, from an operand that is made of vectors. Rows (columns) that do
+  // not exist read as zero.
+  __device__ void load_vectors() {
+    if constexpr (kMnContiguous) {
+      using Along = Runs<Element, kSlots>;
+      Along runs = {};
+#pragma unroll
+      for (int i = 0; i < Along::kVectors; ++i) {
+        if (i * Along::kVectorElems >= mn_left_) break;
+#pragma unroll
+        for (int k = 0; k < kElems; ++k) {
+          runs.vectors[k][i] =
+              *reinterpret_cast<const typename Along::Vector*>(g_next_ + k * ld_ + i * Along::kVectorElems);
+        }
+      }
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+        for (int i = 0; i < kVectorWords; ++i) words[slot][i] = runs.along_k(i * kElemsPerWord, slot);
+      }
     } else {
-      load_along_k(k_inside);
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+        uint4 vector = {};
+        if (mn(slot, 0) < mn_left_) vector = *reinterpret_cast<const uint4*>(g_next_ + mn(slot, 0) * ld_);
+        words[slot][0] = vector.x;
+        words[slot][1] = vector.y;
+        words[slot][2] = vector.z;
+        words[slot][3] = vector.w;
+      }
     }
-    g_next_ += kMnContiguous ? kLanesAlongK * kElems * ld_ : kLanesAlongK * kElems;
+    next_k_tile();
   }
 
- private:
-  using Bits =
-      std::conditional_t<sizeof(Element) == 4, uint32_t, std::conditional_t<sizeof(Element) == 2, uint16_t, uint8_t>>;
-  static constexpr int kElementsPerWord = 4 / sizeof(Element);
-
-  __device__ static int g() { return static_cast<int>(threadIdx.x) % kWarpSize / kLanesAlongK; }
-  __device__ static int t() { return static_cast<int>(threadIdx.x) % kLanesAlongK; }
-
-  __device__ void load_along_k(int k_inside) {
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const bool inside = k_inside > 0 && mn(slot, 0) + first_mn_ < mn_left_;
-      const uint4 vector =
-          inside ? *reinterpret_cast<const uint4*>(g_next_ + mn(slot, 0) * ld_) : make_uint4(0, 0, 0, 0);
-      words[slot][0] = vector.x;
-      words[slot][1] = vector.y;
-      words[slot][2] = vector.z;
-      words[slot][3] = vector.w;
-    }
-  }
-
-  // A run is what the lane has of one k: an element of each slot.
-  struct alignas(sizeof(Element) * kSlots < kVectorBytes ? sizeof(Element) * kSlots : kVectorBytes) Run {
-    uint32_t words[kSlots / kElementsPerWord];
-  };
-
-  __device__ void load_along_mn(int k_inside) {
-    if (first_mn_ >= mn_left_) k_inside = 0;
-    Run runs[kElems];
-#pragma unroll
-    for (int k = 0; k < kElems; ++k) runs[k] = k < k_inside ? *reinterpret_cast<const Run*>(g_next_ + k * ld_) : Run{};
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-#pragma unroll
-      for (int i = 0; i < kVectorWords; ++i) words[slot][i] = gather(runs + i * kElementsPerWord, slot);
-    }
-  }
-
-  // The slot's elements of kElementsPerWord runs.
-  __device__ static uint32_t gather(const Run* runs, int slot) {
-    const int word = slot / kElementsPerWord;
-    if constexpr (sizeof(Element) == 4) {
-      return runs[0].words[word];
-    } else if constexpr (sizeof(Element) == 2) {
-      return __byte_perm(runs[0].words[word], runs[1].words[word], slot % 2 == 0 ? 0x5410 : 0x7632);
-    } else {
-      // Two bytes of either run first; of these, what the slot's neighbour takes as well.
-      const unsigned pairs = slot % 4 < 2 ? 0x5140 : 0x7362;
-      const uint32_t low = __byte_perm(runs[0].words[word], runs[1].words[word], pairs);
-      const uint32_t high = __byte_perm(runs[2].words[word], runs[3].words[word], pairs);
-      return __byte_perm(low, high, slot % 2 == 0 ? 0x5410 : 0x7632);
-    }
-  }
-
-  // Slow, hence small: one slot at a time, for which the others make room.
-  __device__ void load_elements(int k_inside) {
+  // The same for any operand and for a k-tile of which k_left elements along K exist: element by element, zeros where
+  // there are none. Slow, hence small: the slots move up to make room for the next.
+  __device__ void load_elements(int64_t k_left) {
+    using Bits =
+        std::conditional_t<sizeof(Element) == 4, uint32_t, std::conditional_t<sizeof(Element) == 2, uint16_t, uint8_t>>;
+    const int k_inside = k_left < kLanesAlongK * kElems ? static_cast<int>(k_left) - k_ : kElems;
     const Bits* g_slot = reinterpret_cast<const Bits*>(g_next_);
-    const int64_t slot_stride = mn(1, 0) * (kMnContiguous ? 1 : ld_), k_stride = kMnContiguous ? ld_ : 1;
 #pragma unroll 1
     for (int slot = 0; slot < kSlots; ++slot) {
-      const int inside = first_mn_ + mn(slot, 0) < mn_left_ ? k_inside : 0;
+      const int inside = mn(slot, 0) < mn_left_ ? k_inside : 0;
 #pragma unroll
       for (int i = 0; i < kVectorWords; ++i) {
         uint32_t word = 0;
 #pragma unroll
-        for (int e = 0; e < kElementsPerWord; ++e) {
-          const int k = i * kElementsPerWord + e;
-          const uint32_t bits = k < inside ? g_slot[k * k_stride] : Bits{0};
+        for (int e = 0; e < kElemsPerWord; ++e) {
+          const int k = i * kElemsPerWord + e;
+          const uint32_t bits = k < inside ? g_slot[kMnContiguous ? k * ld_ : k] : Bits{0};
           word |= bits << e * 8 * static_cast<int>(sizeof(Element));
         }
 #pragma unroll
         for (int other = 1; other < kSlots; ++other) words[other - 1][i] = words[other][i];
         words[kSlots - 1][i] = word;
       }
-      g_slot += slot_stride;
+      g_slot += kMnContiguous ? 1 : kLanesAlongMn * ld_;
     }
+    next_k_tile();
   }
 
-  int first_mn_, mn_left_;
-  bool whole_vectors_;
+ private:
+  __device__ void next_k_tile() { g_next_ += kLanesAlongK * kElems * (kMnContiguous ? ld_ : 1); }
+
+  int mn_left_;  // from the lane's first slot on
+  int k_;        // the lane's first in a k-tile
   int64_t ld_;
   const Element* g_next_;
 };
@@ -188,46 +191,55 @@ bool whole_vectors(const PaddableOperand& operand) {
 template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     mma_kernel(GlobalMatrix<typename Op::Element, kLhsTransposed> g_lhs,
-               GlobalMatrix<typename Op::Element, kRhsTransposed> g_rhs, bool lhs_whole_vectors, bool rhs_whole_vectors,
-               Epilogue epilogue, FixOf<Op> fix, TileGrid grid, int64_t M, int64_t N, int64_t K) {
-  using Element = typename Op::Element;
+               GlobalMatrix<typename Op::Element, kRhsTransposed> g_rhs, bool whole_vectors, Epilogue epilogue,
+               FixOf<Op> fix, TileGrid grid, int64_t M, int64_t N, int64_t K) {
   using Accumulator = typename Op::Accumulator;
   constexpr Tile kWarp = Config::kWarpTile;
   constexpr int kFragmentsM = kWarp.m / fragment::kM, kFragmentsN = kWarp.n / fragment::kN;
-  constexpr int kSteps = kWarp.k / Op::kK;
-  static_assert(kSteps * Op::kK == kWarp.k);
-  using LhsBlock = LaneBlock<Element, kWarp.m, kLhsTransposed>;
-  using RhsBlock = LaneBlock<Element, kWarp.n, !kRhsTransposed>;
+  using LhsBlock = LaneBlock<typename Op::Element, kWarp.m, kLhsTransposed>;
+  using RhsBlock = LaneBlock<typename Op::Element, kWarp.n, !kRhsTransposed>;
 
   const TileCoord tile = grid.tile(blockIdx.x);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize, lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp_row = warp / Config::kWarpsN * kWarp.m, warp_col = warp % Config::kWarpsN * kWarp.n;
   const int64_t row = tile.row + warp_row, col = tile.col + warp_col;
-  LhsBlock lhs(g_lhs.at(tile.batch, row, 0), g_lhs.ld, M - row, lhs_whole_vectors);
-  RhsBlock rhs(g_rhs.at(tile.batch, 0, col), g_rhs.ld, N - col, rhs_whole_vectors);
+  LhsBlock lhs(g_lhs.at(tile.batch, row, 0), g_lhs.ld, M - row, lane);
+  RhsBlock rhs(g_rhs.at(tile.batch, 0, col), g_rhs.ld, N - col, lane);
 
   Accumulator accumulators[kFragmentsM][kFragmentsN][4] = {};
-  for (int64_t k = 0; k < K; k += kWarp.k) {
-    lhs.load(K - k);
-    rhs.load(K - k);
+  const auto multiply_k_tile = [&] {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kWarp.k / Op::kK; ++step) {
+      // a[0], a[1]: rows g and g + 8, first half of the step's K; a[2], a[3]: the second half. b likewise.
       uint32_t a[kFragmentsM][4], b[kFragmentsN][2];
 #pragma unroll
       for (int i = 0; i < kFragmentsM; ++i) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          constexpr auto at = [](int reg) { return fragment::a<Op::kElems>(0, reg * Op::kElems); };
-          a[i][r] = lhs.words[2 * i + at(r).row / kLanesAlongMn][2 * step + at(r).col / (kLanesAlongK * Op::kElems)];
-        }
+        for (int r = 0; r < 4; ++r) a[i][r] = lhs.words[2 * i + r % 2][2 * step + r / 2];
       }
 #pragma unroll
       for (int j = 0; j < kFragmentsN; ++j) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) b[j][r] = rhs.words[j][2 * step + r];
       }
-      Op::multiply(accumulators, a, b);
+      multiply<Op>(accumulators, a, b);
     }
+  };
+
+  int64_t k = 0;
+  if (whole_vectors) {
+#pragma unroll 1
+    for (; k + kWarp.k <= K; k += kWarp.k) {
+      lhs.load_vectors();
+      rhs.load_vectors();
+      multiply_k_tile();
+    }
+  }
+#pragma unroll 1
+  for (; k < K; k += kWarp.k) {
+    lhs.load_elements(K - k);
+    rhs.load_elements(K - k);
+    multiply_k_tile();
   }
 
   auto& s_out = shared_storage<typename Config::SharedStorage>().of(Accumulator{});
@@ -268,7 +280,7 @@ std::string launch(const GemmArgs& args) {
                            describe<Config>().smem_bytes, args.stream,
                            GlobalMatrix<typename Op::Element, kLhsTransposed>(lhs.data, lhs.view),
                            GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view),
-                           whole_vectors<Config>(lhs), whole_vectors<Config>(rhs), Epilogue(args), FixOf<Op>(args),
+                           whole_vectors<Config>(lhs) && whole_vectors<Config>(rhs), Epilogue(args), FixOf<Op>(args),
                            grid, p.M, p.N, p.K);
     });
   });

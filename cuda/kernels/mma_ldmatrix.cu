@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     for (int step = 0; step < Loop::kSteps; ++step) {
       typename Loop::Fragments fragments;
       fragments.load(smem.stage, lhs_loader, rhs_loader, step);
-      Op::multiply(accumulators, fragments.lhs, fragments.rhs);
+      multiply<Op>(accumulators, fragments.lhs, fragments.rhs);
     }
     __syncthreads();  // nobody reads it any more
   }

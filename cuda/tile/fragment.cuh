@@ -6,6 +6,8 @@
 // 2 of 16 bits, 4 of 8 bits), and K is 8 * kElems. Elements are counted through the registers, lowest bits first.
 #pragma once
 
+#include <cuda_runtime.h>
+
 namespace jaxgemm::fragment {
 
 struct Coord {
@@ -19,18 +21,18 @@ inline constexpr int kK = 8 * kElems;
 
 // Element i (of 4 * kElems) of a, at (row, col) of the 16 x K matrix.
 template <int kElems>
-constexpr Coord a(int lane, int i) {
+__host__ __device__ constexpr Coord a(int lane, int i) {
   const int reg = i / kElems;
   return {lane / 4 + reg % 2 * 8, reg / 2 * 4 * kElems + lane % 4 * kElems + i % kElems};
 }
 
 // Element i (of 2 * kElems) of b, at (row, col) of the K x 8 matrix.
 template <int kElems>
-constexpr Coord b(int lane, int i) {
+__host__ __device__ constexpr Coord b(int lane, int i) {
   return {i / kElems * 4 * kElems + lane % 4 * kElems + i % kElems, lane / 4};
 }
 
 // Element i (of 4) of the accumulators, at (row, col) of the 16 x 8 matrix.
-constexpr Coord d(int lane, int i) { return {lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2}; }
+__host__ __device__ constexpr Coord d(int lane, int i) { return {lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2}; }
 
 }  // namespace jaxgemm::fragment

@@ -14,7 +14,7 @@ struct PadCopyShape {
 };
 
 // One thread writes one 16-byte vector; neighbouring threads write neighbouring vectors. `Word` stands for any element
-// of its size; those of today's users have two bytes.
+// of its size.
 template <class Word>
 __global__ void __launch_bounds__(kPadCopyThreads)
     pad_copy_kernel(uint4* to, const Word* from, PadCopyShape shape, bool from_vectors) {
@@ -64,10 +64,14 @@ std::string pad_copy(void* to, const void* from, const MatrixView& view, int64_t
       .to_inner = padded.ld,
       .vectors = copies * padded.rows * padded.cols * element_bytes / static_cast<int64_t>(sizeof(uint4))};
   if (shape.vectors == 0) return {};
-  if (element_bytes != sizeof(uint16_t) || padded.ld * element_bytes % static_cast<int64_t>(sizeof(uint4)) != 0) {
-    return "pad_copy: rows of " + std::to_string(padded.ld) + " " + std::string(name(dtype)) + " are not supported";
+  if (padded.ld * element_bytes % static_cast<int64_t>(sizeof(uint4)) != 0) {
+    return "pad_copy: rows of " + std::to_string(padded.ld) + " " + std::string(name(dtype)) + " are no whole vectors";
   }
-  return launch_pad_copy<uint16_t>(to, from, shape, stream);
+  switch (element_bytes) {
+    case sizeof(uint8_t): return launch_pad_copy<uint8_t>(to, from, shape, stream);
+    case sizeof(uint16_t): return launch_pad_copy<uint16_t>(to, from, shape, stream);
+    default: return launch_pad_copy<uint32_t>(to, from, shape, stream);
+  }
 }
 
 }  // namespace jaxgemm

@@ -1,6 +1,7 @@
 // Stand-in for CUDA's header, as far as the kernels use it: the emulator's g++ finds this one.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -85,6 +86,16 @@ EMU_INLINE void __syncwarp(unsigned mask = 0xFFFFFFFFu) { emu::sync_warp(mask); 
 template <class T>
 EMU_INLINE T __ldg(const T* pointer) {
   return *pointer;
+}
+
+EMU_INLINE float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+EMU_INLINE unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+// Four bytes of y:x, each named by a digit of the selector. CUDA Math API, "Integer Intrinsics".
+EMU_INLINE unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t bytes = uint64_t{y} << 32 | x;
+  unsigned picked = 0;
+  for (int i = 0; i < 4; ++i) picked |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+  return picked;
 }
 
 namespace emu {

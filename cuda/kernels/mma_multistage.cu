@@ -1,0 +1,144 @@
+// mma_multistage: the loads of the next k-tiles run while the tensor cores work on this one.
+//
+// What is new against mma_ldmatrix: nobody waits for global memory. cp.async copies k-tiles straight into a ring of
+// three to five stages of shared memory, kStages - 1 k-tiles ahead (mainloop/sm80_cp_async.cuh), and the fragments of
+// the next step along K are loaded while the current ones are multiplied. Where out has too few tiles to fill the GPU,
+// K is split over several CTAs, whose partial sums a second kernel adds up in a fixed order (tile/split_k.h).
+//
+// Rows that are not whole 16-byte vectors take narrower copies, or are first copied into the workspace (Padding).
+//
+// Source: the multi-stage GEMM on mma.sync that tutorials for Ampere build up to (KnowingNothing/MatmulTutorial,
+// "sm80"); CUTLASS, "Efficient GEMM in CUDA", sections "Pipelining" and "Parallelized Reductions".
+#include <type_traits>
+
+#include "launch.cuh"
+#include "mainloop/sm80_cp_async.cuh"
+#include "ptx/shared_storage.cuh"
+#include "tile/global_matrix.cuh"
+#include "tile/mma_family.cuh"
+#include "tile/padding.h"
+#include "tile/scheduler.cuh"
+#include "tile/split_k.h"
+
+namespace jaxgemm {
+namespace {
+
+// A k-tile is 128 bytes of K, such that its runs along K fill all banks once. CTAS is how many CTAs are to fit a
+// multiprocessor: what registers and stages are budgeted for.
+template <int ELEMENT_BYTES, int CTA_M, int CTA_N, int WARP_M, int WARP_N, int STAGES, int CTAS>
+struct TileConfig {
+  static constexpr std::string_view kFamily = "mma_multistage";
+  static constexpr auto kDTypes = kMmaDTypes<ELEMENT_BYTES>;
+  static constexpr bool kTf32 = ELEMENT_BYTES == 4, kSplitK = true;
+  static constexpr int kRunBytes = 128, kElementBytes = ELEMENT_BYTES;
+  static constexpr Tile kCtaTile = {CTA_M, CTA_N, kRunBytes / ELEMENT_BYTES}, kWarpTile = {WARP_M, WARP_N, kCtaTile.k};
+  static constexpr int kStages = STAGES, kThreads = CTA_M / WARP_M * (CTA_N / WARP_N) * sm80::kWarpSize, kCtas = CTAS;
+
+  struct Stage {
+    alignas(128) char lhs[CTA_M * kRunBytes], rhs[CTA_N * kRunBytes];
+  };
+  union SharedStorage {
+    Stage stages[STAGES];
+    StagedSums<CTA_M, CTA_N> sums;  // when the K loop is over
+  };
+};
+
+struct Config64x64x64 : TileConfig<2, 64, 64, 32, 32, 4, 3> {};
+struct Config64x128x64 : TileConfig<2, 64, 128, 32, 64, 4, 2> {};
+struct Config128x128x64 : TileConfig<2, 128, 128, 64, 64, 3, 2> {};
+struct Config128x256x64 : TileConfig<2, 128, 256, 64, 64, 4, 1> {};
+struct Config64x64x32 : TileConfig<4, 64, 64, 32, 32, 4, 2> {};
+struct Config128x128x32 : TileConfig<4, 128, 128, 64, 32, 3, 1> {};
+struct Config64x64x128 : TileConfig<1, 64, 64, 32, 32, 4, 3> {};
+struct Config128x256x128 : TileConfig<1, 128, 256, 64, 64, 4, 1> {};
+
+// kAligned: all runs of both operands begin at multiples of 16 bytes. If not, the copies of lhs_width and rhs_width do
+// without a pipeline.
+template <class Config, class Op, bool kAligned, bool kLhsTransposed, bool kRhsTransposed>
+__global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
+    mma_multistage_kernel(GlobalMatrix<typename Op::Element, kLhsTransposed> g_lhs,
+                          GlobalMatrix<typename Op::Element, kRhsTransposed> g_rhs, CopyWidth lhs_width,
+                          CopyWidth rhs_width, Epilogue epilogue, FixOf<Op> fix, void* partials, TileGrid grid,
+                          SplitK split, int64_t M, int64_t N, int64_t K) {
+  using Loop = sm80::Mainloop<Config, Op, kLhsTransposed, kRhsTransposed>;
+  using Accumulator = typename Op::Accumulator;
+  constexpr Tile kCta = Config::kCtaTile;
+  auto& smem = shared_storage<typename Config::SharedStorage>();
+
+  const TileCoord tile = grid.tile(blockIdx.x % static_cast<unsigned>(split.tiles));
+  const int64_t k = blockIdx.x / static_cast<unsigned>(split.tiles) * split.depth;
+  const int64_t depth = K - k < split.depth ? K - k : split.depth;
+
+  typename Loop::Accumulators accumulators = {};
+  const typename Loop::LhsCopy lhs_copy(g_lhs.at(tile.batch, tile.row, k), g_lhs.ld, M - tile.row);
+  const typename Loop::RhsCopy rhs_copy(g_rhs.at(tile.batch, k, tile.col), g_rhs.ld, N - tile.col);
+  if constexpr (kAligned) {
+    Loop::run(accumulators, smem.stages, lhs_copy, rhs_copy, depth);
+  } else {
+    Loop::run_any(accumulators, smem.stages[0], lhs_copy, rhs_copy, lhs_width, rhs_width, depth);
+  }
+
+  auto& s_out = smem.sums.of(Accumulator{});
+  using Quad = typename std::remove_reference_t<decltype(s_out)>::Quad;
+  s_out.template store<Loop::LhsLoader::kInterleaved, Loop::RhsLoader::kInterleaved>(accumulators, Loop::warp_row(),
+                                                                                     Loop::warp_col());
+  __syncthreads();
+  if (partials == nullptr) {
+    write_tile<Config::kThreads>(s_out, epilogue, fix, tile, M, N);
+  } else {
+    Accumulator* partial = static_cast<Accumulator*>(partials) + static_cast<int64_t>(blockIdx.x) * kCta.m * kCta.n;
+    s_out.template for_each_quad<Config::kThreads>(
+        [&](int row, int col, const Quad& quad) { *reinterpret_cast<Quad*>(partial + row * kCta.n + col) = quad; });
+  }
+}
+
+template <class Config>
+Padding padding(const Problem& p) {
+  return {p, Config::kCtaTile,
+          [](const MatrixView& view) { return copy_width(nullptr, view, Config::kElementBytes) == CopyWidth::k16; }};
+}
+
+template <class Config>
+int64_t workspace_bytes(const Problem& p) {
+  return padding<Config>(p).workspace_bytes(p) + SplitK(describe<Config>(), p).workspace_bytes(Config::kCtaTile);
+}
+
+template <class Config>
+std::string launch(const GemmArgs& args) {
+  const Problem& p = args.problem;
+  PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
+  char* workspace = static_cast<char*>(args.workspace);
+  if (std::string error = padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
+  const SplitK split(describe<Config>(), p);
+  void* partials = split.splits == 1 ? nullptr : workspace;
+  const CopyWidth lhs_width = copy_width(lhs.data, lhs.view, Config::kElementBytes);
+  const CopyWidth rhs_width = copy_width(rhs.data, rhs.view, Config::kElementBytes);
+
+  return dispatch_op<Config::kElementBytes>(p, [&]<class Op>() {
+    const auto launch_for = [&]<bool kAligned>() {
+      return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
+        return launch_kernel(mma_multistage_kernel<Config, Op, kAligned, kLhsTransposed, kRhsTransposed>, split.ctas(),
+                             Config::kThreads, describe<Config>().smem_bytes, args.stream,
+                             GlobalMatrix<typename Op::Element, kLhsTransposed>(lhs.data, lhs.view),
+                             GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view), lhs_width,
+                             rhs_width, Epilogue(args), FixOf<Op>(args), partials, TileGrid(Config::kCtaTile, p.M, p.N),
+                             split, p.M, p.N, p.K);
+      });
+    };
+    std::string error = lhs_width == CopyWidth::k16 && rhs_width == CopyWidth::k16
+                            ? launch_for.template operator()<true>()
+                            : launch_for.template operator()<false>();
+    if (!error.empty() || partials == nullptr) return error;
+    return reduce_partial_tiles(args, Config::kCtaTile, split, partials, Op::kRecomputesNonFinite);
+  });
+}
+
+template <class Config>
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>};
+
+}  // namespace
+}  // namespace jaxgemm
+
+JAXGEMM_FAMILY(mma_multistage, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKernel<Config128x128x64>,
+               &kKernel<Config128x256x64>, &kKernel<Config64x64x32>, &kKernel<Config128x128x32>,
+               &kKernel<Config64x64x128>, &kKernel<Config128x256x128>)

@@ -1,0 +1,161 @@
+// The K loop on cp.async: a ring of stages in shared memory, filled kStages - 1 k-tiles ahead, and registers that are
+// loaded from it one step of mma.sync ahead.
+#pragma once
+
+#include <utility>
+
+#include "ptx/cp_async.cuh"
+#include "tile/mma_op.cuh"
+#include "tile/operand_tile.cuh"
+
+namespace jaxgemm::sm80 {
+
+inline constexpr int kWarpSize = 32;
+
+// What a warp multiplies and how, for one layout.
+template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
+struct Mainloop {
+  using Element = typename Op::Element;
+  using Accumulator = typename Op::Accumulator;
+  static constexpr Tile kCta = Config::kCtaTile, kWarp = Config::kWarpTile;
+  static constexpr int kWarpsN = kCta.n / kWarp.n;
+  static constexpr bool kLhsAlongM = kLhsTransposed, kRhsAlongN = !kRhsTransposed;
+  using LhsTile = OperandTile<Element, kCta.m, kCta.k, kLhsAlongM>;
+  using RhsTile = OperandTile<Element, kCta.n, kCta.k, kRhsAlongN>;
+  using LhsCopy = OperandCopy<LhsTile, Element, kLhsAlongM, Config::kThreads>;
+  using RhsCopy = OperandCopy<RhsTile, Element, kRhsAlongN, Config::kThreads>;
+  using LhsLoader = FragmentLoader<LhsTile, Element, kLhsAlongM, true>;
+  using RhsLoader = FragmentLoader<RhsTile, Element, kRhsAlongN, false>;
+
+  static constexpr int kSteps = kCta.k / Op::kK;
+  static constexpr int kFragmentsM = kWarp.m / fragment::kM, kFragmentsN = kWarp.n / fragment::kN;
+  static_assert(kSteps * Op::kK == kCta.k && kSteps % 2 == 0,
+                "the fragments of a k-tile's first step are always the first");
+  static_assert(kFragmentsM * fragment::kM == kWarp.m && kFragmentsN * fragment::kN == kWarp.n && kFragmentsN % 2 == 0);
+  using Accumulators = Accumulator[kFragmentsM][kFragmentsN][4];
+
+  // The first row and column of the executing warp's tile in the CTA tile.
+  __device__ static int warp_row() { return static_cast<int>(threadIdx.x) / kWarpSize / kWarpsN * kWarp.m; }
+  __device__ static int warp_col() { return static_cast<int>(threadIdx.x) / kWarpSize % kWarpsN * kWarp.n; }
+
+  using LhsFragments = uint32_t[kFragmentsM][4];
+  using RhsFragments = uint32_t[kFragmentsN][2];
+
+  __device__ static void load(RhsFragments& rhs, const char* s_rhs, const RhsLoader& loader, int step) {
+#pragma unroll
+    for (int j = 0; j < kFragmentsN; j += 2) {
+      uint32_t pair[4];
+      loader.load(pair, s_rhs, j / 2, step);
+      rhs[j][0] = pair[0];
+      rhs[j][1] = pair[1];
+      rhs[j + 1][0] = pair[2];
+      rhs[j + 1][1] = pair[3];
+    }
+  }
+
+  // All fragments of one step.
+  struct Fragments {
+    LhsFragments lhs;
+    RhsFragments rhs;
+
+    template <class Stage>
+    __device__ void load(const Stage& stage, const LhsLoader& lhs_loader, const RhsLoader& rhs_loader, int step) {
+#pragma unroll
+      for (int i = 0; i < kFragmentsM; ++i) lhs_loader.load(lhs[i], stage.lhs, i, step);
+      Mainloop::load(rhs, stage.rhs, rhs_loader, step);
+    }
+  };
+
+  // accumulators += lhs * rhs, over the K elements that exist. All runs of both operands begin at multiples of 16
+  // bytes. When it ends no copies are under way, and no warp reads the stages any more.
+  template <class Stage>
+  __device__ static void run(Accumulators& accumulators, Stage (&stages)[Config::kStages], LhsCopy lhs_copy,
+                             RhsCopy rhs_copy, int64_t K) {
+    constexpr int kStages = Config::kStages;
+    const LhsLoader lhs_loader(warp_row());
+    const RhsLoader rhs_loader(warp_col());
+
+    int tiles_left = static_cast<int>((K + kCta.k - 1) / kCta.k);  // of what has not been copied; negative past the end
+    const int last_k = static_cast<int>(K - (tiles_left - 1) * static_cast<int64_t>(kCta.k));
+    int copy_stage = 0;
+    // Begins a part of the copy of the next k-tile: nothing is read past the end. After the last part the copies are a
+    // group, so that groups can be counted.
+    const auto copy_part = [&]<int kPart, int kParts>() {
+      const int k_here = tiles_left > 1 ? kCta.k : tiles_left == 1 ? last_k : 0;
+      lhs_copy.template copy<kPart, kParts>(stages[copy_stage].lhs, k_here);
+      rhs_copy.template copy<kPart, kParts>(stages[copy_stage].rhs, k_here);
+      if (kPart + 1 < kParts) return;
+      ptx::cp_async_commit();
+      --tiles_left;
+      copy_stage = copy_stage + 1 == kStages ? 0 : copy_stage + 1;
+    };
+    // Of the kStages - 1 groups that are on their way the first is complete, in all threads: its stage can be read, and
+    // the stage before it can be overwritten.
+    const auto wait = [] {
+      ptx::cp_async_wait<kStages - 2>();
+      __syncthreads();
+    };
+
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) copy_part.template operator()<0, 1>();
+    wait();
+
+    // Of rhs there are two sets, one multiplied and one loaded; a fragment of lhs is replaced as soon as it has been
+    // multiplied by all of rhs.
+    LhsFragments lhs;
+    RhsFragments rhs[2];
+    int stage = 0;
+#pragma unroll
+    for (int i = 0; i < kFragmentsM; ++i) lhs_loader.load(lhs[i], stages[stage].lhs, i, 0);
+    load(rhs[0], stages[stage].rhs, rhs_loader, 0);
+#pragma unroll 1
+    while (tiles_left > 1 - kStages) {  // as many times as there are k-tiles
+      // A step along K: copies, for later; fragments, for the next step; and the products.
+      const auto step = [&]<int kStep>() {
+        copy_part.template operator()<kStep, kSteps>();
+        if (kStep + 1 == kSteps) {
+          wait();
+          stage = stage + 1 == kStages ? 0 : stage + 1;
+        }
+        constexpr int kNext = (kStep + 1) % kSteps;
+        load(rhs[kNext % 2], stages[stage].rhs, rhs_loader, kNext);
+        const typename Op::template Columns<kFragmentsN> columns(rhs[kStep % 2]);
+#pragma unroll
+        for (int i = 0; i < kFragmentsM; ++i) {
+          Op::multiply(accumulators[i], lhs[i], columns);
+          lhs_loader.load(lhs[i], stages[stage].lhs, i, kNext);
+        }
+      };
+      [&]<int... kStep>(std::integer_sequence<int, kStep...>) {
+        (step.template operator()<kStep>(), ...);
+      }(std::make_integer_sequence<int, kSteps>());
+    }
+    ptx::cp_async_wait_all();  // of zeros
+    __syncthreads();
+  }
+
+  // The same for operands whose runs begin anywhere, one k-tile at a time and as small as it can be.
+  template <class Stage>
+  __device__ static void run_any(Accumulators& accumulators, Stage& stage, LhsCopy lhs_copy, RhsCopy rhs_copy,
+                                 CopyWidth lhs_width, CopyWidth rhs_width, int64_t K) {
+    const LhsLoader lhs_loader(warp_row());
+    const RhsLoader rhs_loader(warp_col());
+#pragma unroll 1
+    for (int64_t k = 0; k < K; k += kCta.k) {
+      const int k_here = K - k < kCta.k ? static_cast<int>(K - k) : kCta.k;
+      lhs_copy.copy_any(stage.lhs, k_here, lhs_width);
+      rhs_copy.copy_any(stage.rhs, k_here, rhs_width);
+      ptx::cp_async_wait_all();
+      __syncthreads();
+#pragma unroll 1
+      for (int step = 0; step < kSteps; ++step) {
+        Fragments fragments;
+        fragments.load(stage, lhs_loader, rhs_loader, step);
+        multiply<Op>(accumulators, fragments.lhs, fragments.rhs);
+      }
+      __syncthreads();
+    }
+  }
+};
+
+}  // namespace jaxgemm::sm80
