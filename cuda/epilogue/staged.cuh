@@ -31,26 +31,25 @@ struct StagedTile {
   using Pair = typename VectorsOf<Accumulator>::Pair;
   using Quad = typename VectorsOf<Accumulator>::Quad;
 
-  // Fragment i, j of the warp tile at (row, col). An interleaved operand has given a fragment's rows (columns) g and
-  // g + 8 neighbouring rows 2g, 2g + 1 (columns, of two fragments) of out: FragmentLoader::kInterleaved.
-  template <bool kInterleavedRows, bool kInterleavedCols, int kFragmentsM, int kFragmentsN>
+  // The warp tile at (row, col), made of fragments whose rows (columns) are dealt to the lanes in groups: see dealt().
+  template <int kRowGroup, int kColGroup, int kFragmentsM, int kFragmentsN>
   __device__ void store(const Accumulator (&r_tile)[kFragmentsM][kFragmentsN][4], int row, int col) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    constexpr int kNeighbours = kColGroup == 1 ? 2 : 4;  // columns that a lane holds and stores together
+    constexpr int kNeighbourSlots = kColGroup < kNeighbours ? kColGroup : kNeighbours;
+    const fragment::Coord first = fragment::d(static_cast<int>(threadIdx.x) % 32, 0);
 #pragma unroll
-    for (int i = 0; i < kFragmentsM; ++i) {
+    for (int slot = 0; slot < 2 * kFragmentsM; ++slot) {
+      Accumulator* s_row = elements + (row + fragment::dealt<kRowGroup>(slot, first.row)) * kStride + col;
 #pragma unroll
-      for (int j = 0; j < kFragmentsN; ++j) {
+      for (int j = 0; j < kFragmentsN; j += kNeighbourSlots) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const fragment::Coord at = fragment::d(lane, 2 * half);
-          const int m = row + i * fragment::kM + (kInterleavedRows ? at.row % 8 * 2 + half : at.row);
-          if constexpr (kInterleavedCols) {
-            Accumulator* pair = elements + m * kStride + col + j / 2 * 2 * fragment::kN + at.col * 2 + j % 2;
-            pair[0] = r_tile[i][j][2 * half];
-            pair[2] = r_tile[i][j][2 * half + 1];
+        for (int c = 0; c < 2; c += kNeighbours / kNeighbourSlots) {
+          const auto sum = [&](int i) { return r_tile[slot / 2][j + i % kColGroup][slot % 2 * 2 + c + i / kColGroup]; };
+          Accumulator* s_sums = s_row + fragment::dealt<kColGroup>(j, first.col + c);
+          if constexpr (kNeighbours == 2) {
+            *reinterpret_cast<Pair*>(s_sums) = {sum(0), sum(1)};
           } else {
-            *reinterpret_cast<Pair*>(elements + m * kStride + col + j * fragment::kN + at.col) =
-                Pair{r_tile[i][j][2 * half], r_tile[i][j][2 * half + 1]};
+            *reinterpret_cast<Quad*>(s_sums) = {sum(0), sum(1), sum(2), sum(3)};
           }
         }
       }

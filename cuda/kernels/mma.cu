@@ -46,6 +46,7 @@ struct TileConfig {
 };
 
 struct Config64x64x32 : TileConfig<2, 64, 64, 32, 32, 4> {};
+struct Config128x64x32 : TileConfig<2, 128, 64, 64, 32, 3> {};
 struct Config128x128x32 : TileConfig<2, 128, 128, 64, 64, 2> {};
 struct Config64x64x16 : TileConfig<4, 64, 64, 32, 32, 3> {};
 struct Config128x64x16 : TileConfig<4, 128, 64, 64, 32, 2> {};
@@ -92,10 +93,9 @@ class LaneBlock {
 
   uint32_t words[kSlots][kVectorWords];
 
-  // Which row (column) of the warp tile is the slot-th of lanes with this g.
-  __host__ __device__ static constexpr int mn(int slot, int g) {
-    return kMnContiguous ? kSlots * g + slot : kLanesAlongMn * slot + g;
-  }
+  // How rows (columns) are dealt to the lanes: along M or N, a lane's are neighbours.
+  static constexpr int kGroup = kMnContiguous ? kSlots : 1;
+  __host__ __device__ static constexpr int mn(int slot, int g) { return fragment::dealt<kGroup>(slot, g); }
 
   // From g_tile on, where the warp's first row (column) lies, mn_left of them exist: none, if it is negative.
   __device__ LaneBlock(const Element* g_tile, int64_t ld, int64_t mn_left, int lane)
@@ -243,19 +243,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   }
 
   auto& s_out = shared_storage<typename Config::SharedStorage>().of(Accumulator{});
-#pragma unroll
-  for (int i = 0; i < kFragmentsM; ++i) {
-#pragma unroll
-    for (int j = 0; j < kFragmentsN; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const fragment::Coord at = fragment::d(lane, e);
-        const int m = LhsBlock::mn(2 * i + at.row / kLanesAlongMn, at.row % kLanesAlongMn);
-        const int n = RhsBlock::mn(j, at.col);
-        s_out.elements[(warp_row + m) * s_out.kStride + warp_col + n] = accumulators[i][j][e];
-      }
-    }
-  }
+  s_out.template store<LhsBlock::kGroup, RhsBlock::kGroup>(accumulators, warp_row, warp_col);
   __syncthreads();
   write_tile<Config::kThreads>(s_out, epilogue, fix, tile, M, N);
 }
@@ -292,5 +280,6 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(mma, &kKernel<Config64x64x32>, &kKernel<Config128x128x32>, &kKernel<Config64x64x16>,
-               &kKernel<Config128x64x16>, &kKernel<Config64x64x64>, &kKernel<Config128x128x64>)
+JAXGEMM_FAMILY(mma, &kKernel<Config64x64x32>, &kKernel<Config128x64x32>, &kKernel<Config128x128x32>,
+               &kKernel<Config64x64x16>, &kKernel<Config128x64x16>, &kKernel<Config64x64x64>,
+               &kKernel<Config128x128x64>)

@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   }
 
   auto& s_out = smem.sums.of(typename Op::Accumulator{});
-  s_out.template store<Loop::LhsLoader::kInterleaved, Loop::RhsLoader::kInterleaved>(accumulators, Loop::warp_row(),
-                                                                                     Loop::warp_col());
+  s_out.template store<Loop::LhsLoader::kGroup, Loop::RhsLoader::kGroup>(accumulators, Loop::warp_row(),
+                                                                         Loop::warp_col());
   __syncthreads();
   write_tile<Config::kThreads>(s_out, epilogue, fix, tile, M, N);
 }

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 
   auto& s_out = smem.sums.of(Accumulator{});
   using Quad = typename std::remove_reference_t<decltype(s_out)>::Quad;
-  s_out.template store<Loop::LhsLoader::kInterleaved, Loop::RhsLoader::kInterleaved>(accumulators, Loop::warp_row(),
+  s_out.template store<Loop::LhsLoader::kGroup, Loop::RhsLoader::kGroup>(accumulators, Loop::warp_row(),
                                                                                      Loop::warp_col());
   __syncthreads();
   if (partials == nullptr) {

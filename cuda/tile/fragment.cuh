@@ -35,4 +35,11 @@ __host__ __device__ constexpr Coord b(int lane, int i) {
 // Element i (of 4) of the accumulators, at (row, col) of the 16 x 8 matrix.
 __host__ __device__ constexpr Coord d(int lane, int i) { return {lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2}; }
 
+// Which row of an operand's fragments one after the other is row g of the slot-th 8: as they come (kGroup 1), or such
+// that kGroup slots of one g are neighbours.
+template <int kGroup>
+__host__ __device__ constexpr int dealt(int slot, int g) {
+  return slot / kGroup * kGroup * 8 + g * kGroup + slot % kGroup;
+}
+
 }  // namespace jaxgemm::fragment

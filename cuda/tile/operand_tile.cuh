@@ -166,8 +166,8 @@ class OperandCopy {
 template <class Tile, class Element, bool kMnContiguous, bool kIsLhs>
 class FragmentLoader {
  public:
-  // How far apart, along MN, neighbours in a fragment lie: int8 along MN comes in pairs (load_bytes_along_mn).
-  static constexpr bool kInterleaved = kMnContiguous && sizeof(Element) == 1;
+  // How rows (columns) are dealt to the lanes (fragment::dealt): int8 along MN comes in pairs (load_bytes_along_mn).
+  static constexpr int kGroup = kMnContiguous && sizeof(Element) == 1 ? 2 : 1;
 
   // Fragments begin at mn + multiples of 16 and at multiples of kStepK.
   __device__ explicit FragmentLoader(int mn) {
