@@ -193,17 +193,96 @@ def wmma_tiled(instance: Instance) -> Expectation:
     )
 
 
+# Of the mma rungs, by their Op: bytes of an element, opcode, and how often it is issued for one step of one fragment.
+_MMA_OPS = {
+    "Mma16<__half>": (2, "HMMA.16816.F32", 1),
+    "Mma16<__nv_bfloat16>": (2, "HMMA.16816.F32.BF16", 1),
+    "MmaTf32": (4, "HMMA.1688.F32.TF32", 1),
+    "MmaTf32x3": (4, "HMMA.1688.F32.TF32", 3),
+    "MmaS8": (1, "IMMA.16832.S8.S8", 1),
+}
+_MMA_STEP_BYTES = 32  # of K, in every format
+
+
+def mma_counts(instance: Instance) -> dict[str, Count]:
+    """The multiply-adds of one k-tile. There is one instruction for each 16 x 8 of out, and one k-tile to a turn."""
+    element_bytes, opcode, times = _MMA_OPS[instance.arguments[0]]
+    warp_m, warp_n, k = instance.info.warp_tile
+    steps = share(k * element_bytes, _MMA_STEP_BYTES)
+    mma = share(warp_m, FRAGMENT) * share(warp_n, HMMA_N) * steps * times
+    return {"*MMA": mma, opcode: mma}
+
+
+def ldmatrix_counts(instance: Instance) -> dict[str, Count]:
+    """What brings the fragments of one k-tile from shared memory. LDSM turns elements of 16 bits, and pairs of 8; of 32
+    bits, what lies along M or N is loaded word by word.
+    """
+    element_bytes = _MMA_OPS[instance.arguments[0]][0]
+    warp_m, warp_n, k = instance.info.warp_tile
+    steps = share(k * element_bytes, _MMA_STEP_BYTES)
+    lhs, rhs = share(warp_m, FRAGMENT) * steps, share(warp_n, FRAGMENT) * steps
+    along_mn = lhs * instance.transposed[0] + rhs * (not instance.transposed[1])
+    words = element_bytes == WORD_BYTES
+    return {
+        "LDSM.M88": lhs + rhs - along_mn,
+        "LDSM.MT88": 0 if words else along_mn,
+        "LDSM.4": lhs + rhs - along_mn * words,
+        "LDS": 4 * along_mn * words,
+    }
+
+
+def mma(instance: Instance) -> Expectation:
+    return Expectation(
+        main_loop=("*MMA",),
+        k_tile={**mma_counts(instance), "LDSM": 0, "LDS": 0, "STS": 0, "LDGSTS": 0, "BAR": 0},
+        only_in_main_loops=("*MMA",),
+    )
+
+
+def mma_ldmatrix(instance: Instance) -> Expectation:
+    return Expectation(
+        main_loop=("*MMA",),
+        k_tile={"BAR": 2, **mma_counts(instance), **ldmatrix_counts(instance)},
+        kernel={"LDGSTS.128": AtLeast(1), "STG.128": AtLeast(1)},
+        only_in_main_loops=("*MMA", "LDSM"),
+    )
+
+
+def mma_multistage(instance: Instance) -> Expectation:
+    m, n, k = instance.info.cta_tile
+    element_bytes = _MMA_OPS[instance.arguments[0]][0]
+    counts = mma_counts(instance) | ldmatrix_counts(instance)
+    if instance.arguments[1] == "false":  # unaligned operands: a loop over the steps, copies outside of it
+        steps = share(k * element_bytes, _MMA_STEP_BYTES)
+        per_step = {pattern: share(number, steps) for pattern, number in counts.items() if isinstance(number, int)}
+        return Expectation(main_loop=("*MMA",), k_tile=per_step, only_in_main_loops=("*MMA", "LDSM"))
+    vectors = share((m + n) * k * element_bytes, VECTOR_BYTES * instance.info.threads)  # that a thread copies
+    return Expectation(
+        main_loop=("*MMA",),
+        k_tile={"BAR": 1, **counts, "LDGSTS": vectors, "LDGSTS.128": vectors, "LDG": 0, "STS": 0},
+        kernel={"STG.128": AtLeast(1)},
+        only_in_main_loops=("*MMA",),
+    )
+
+
 EXPECTATIONS: dict[str, Callable[[Instance], Expectation]] = {
     "naive": naive,
     "smem_tiled": smem_tiled,
     "register_tiled": register_tiled,
     "wmma_naive": wmma_naive,
     "wmma_tiled": wmma_tiled,
+    "mma": mma,
+    "mma_ldmatrix": mma_ldmatrix,
+    "mma_multistage": mma_multistage,
 }
+
+# Families whose template has a further parameter of two values.
+_TWO_VARIANTS = {"mma_multistage"}
 
 # Kernels that are no row of the registry, by name without template arguments: what the whole kernel holds.
 HELPERS: dict[str, dict[str, Count]] = {
     "pad_copy.cu: pad_copy_kernel": {"LDG.128": AtLeast(1), "STG.128": AtLeast(1)},
+    "split_k.cu: split_k_reduce_kernel": {"LDG.128": AtLeast(1), "STG.128": AtLeast(1)},
 }
 
 # Every kernel; a family's own counts come before these. Local memory is spilled registers, or an array that is indexed
@@ -212,8 +291,11 @@ EVERYWHERE: dict[str, Count] = {"LDL": 0, "STL": 0, "LD": 0, "ST": 0}
 
 
 def instances_of(info: Any) -> int:
-    """How often a kernel's template is instantiated: for each dtype of the operands, in each layout."""
-    return len({(lhs, rhs) for lhs, rhs, _ in info.dtypes}) * len(info.layouts)
+    """How often a kernel's template is instantiated: for each dtype of the operands, and float32 once more where TF32 is
+    one way of multiplying it; in each layout.
+    """
+    ops = len({(lhs, rhs) for lhs, rhs, _ in info.dtypes}) + info.tf32
+    return ops * len(info.layouts) * (2 if info.family in _TWO_VARIANTS else 1)
 
 
 def differs(opcodes: Mapping[str, int], expected: Mapping[str, Count], times: int = 1) -> list[str]:
