@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   auto& s_out = smem.sums.of(Accumulator{});
   using Quad = typename std::remove_reference_t<decltype(s_out)>::Quad;
   s_out.template store<Loop::LhsLoader::kGroup, Loop::RhsLoader::kGroup>(accumulators, Loop::warp_row(),
-                                                                                     Loop::warp_col());
+                                                                         Loop::warp_col());
   __syncthreads();
   if (partials == nullptr) {
     write_tile<Config::kThreads>(s_out, epilogue, fix, tile, M, N);

@@ -35,7 +35,7 @@ _SPECIAL_WORDS = (0, 0xFFFFFFFF, 0x80000000, 0x7F800000, 0x3F800000, 0x00000001)
 def _sources() -> Iterator[Path]:
     for folder in (ROOT / "cuda" / "kernels", ROOT / "cuda" / "tile", EMULATOR / "reference", EMULATOR / "probes"):
         yield from (path for path in folder.glob("*.cu") if not path.stem.endswith("_defects"))
-    yield from (ROOT / "cuda" / "registry.cc", EMULATOR / "core" / "request.cc")
+    yield from (ROOT / "cuda" / "registry.cc", ROOT / "cuda" / "select.cc", EMULATOR / "core" / "request.cc")
     yield Path(__file__).with_name("emulator_twin.cu")
 
 

@@ -78,7 +78,9 @@ def test_vmap_and_control_flow(info: Any, dtypes: DTypes, precision: str, rng: n
             "vmap twice": jax.vmap(lambda a: jax.vmap(lambda b: gemm(a, b))(y))(x),
             "scan": jax.lax.scan(lambda carry, ab: (carry, gemm(*ab)), 0, (x, y))[1],
             "while": jax.lax.fori_loop(0, 6, lambda _, a: gemm(p, a).astype(a.dtype), x[0]),
-            "cond": jax.lax.cond(x[0, 0, 0] > -200, gemm, lambda a, b: jnp.zeros_like(gemm(a, b)), x[0], y[0]),
+            "cond": jax.lax.cond(
+                x[0, 0, 0].astype(jnp.float32) > -200, gemm, lambda a, b: jnp.zeros_like(gemm(a, b)), x[0], y[0]
+            ),
         }
 
     out = jax.device_get(run(x, y, permutation))
