@@ -135,7 +135,7 @@ std::string why_not(const Kernel& kernel, const Problem& problem);
 // nullptr if none can run the problem.
 const Kernel* select(const Problem& problem, std::string_view family = {});
 
-// The model's estimate, in arbitrary units of time: what select() minimises.
+// The model's estimate in microseconds of an H200: what select() minimises.
 double estimated_cost(const Kernel& kernel, const Problem& problem);
 
 // Over how many CTAs the model splits each tile's K: what estimated_cost() assumes. 1 for a kernel without split_k.

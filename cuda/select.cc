@@ -1,15 +1,19 @@
 // Which kernel to run when the user names none.
 //
 // The later rung of the ladder wins: each was written to beat the one before it. Among the tile configurations of one
-// family the model below decides. A problem takes little more than the longer of two times:
-//   arithmetic: a multiprocessor works off its share of the CTA tiles, whole tiles each (what hangs over an edge, and
-//     the multiprocessors that a last wave leaves idle, cost as much as work), and small tiles pay for the operand
-//     elements that they read again: a tile of m x n needs (1/m + 1/n) of them for each multiply-add (see Williams,
-//     Waterman and Patterson, "Roofline", CACM 52(4), 2009);
-//   latency: the k-tiles of one CTA follow one another, each waiting for its loads and barriers, and no more CTAs run
-//     side by side than fit a multiprocessor.
-// The constants were fitted to wmma_tiled on an H200 (benchmarks/results): square tiles of 32, 64 and 128 at 4096^3
-// took 1523, 774 and 509 us, and a k-tile without competition about 0.7 us.
+// family the model below decides, which also says over how many CTAs K is split. It adds up, for the multiprocessor
+// with the most work, in microseconds of an H200:
+//   k-tiles: of the CTAs that run side by side, each takes its turn at the tensor cores, and pays for the operand
+//   elements
+//     that a small tile reads again: a tile of m x n needs (1/m + 1/n) of them for each multiply-add (see Williams,
+//     Waterman and Patterson, "Roofline", CACM 52(4), 2009). No k-tile takes less than its latency;
+//   tiles: filling the pipeline and writing the sums, once for each CTA in turn (whole waves of CTAs: what hangs over
+//   an
+//     edge, and the multiprocessors that a last wave leaves idle, cost as much as work);
+//   where K is split, a second kernel and the traffic of the partial sums.
+// The constants were fitted on an H200: of wmma_tiled to square tiles of 32, 64 and 128 at 4096^3, which took 1523, 774
+// and 509 us; of mma_multistage to its four tiles at 4096^3 (458, 370, 332 and 313 us), and to those of 64 x 64 to 128
+// x 128 at 512^3, 16 x 4096 x 4096 and 256 x 256 x 65536 with K split over 1 to 33 CTAs.
 #include <algorithm>
 
 #include "gemm.h"
@@ -17,50 +21,79 @@
 namespace jaxgemm {
 namespace {
 
-constexpr double kUnhidden = 0.1;  // how much of the shorter time the longer one does not cover
-
 // Multiprocessors of the largest part of each architecture: A100 108, H100 and H200 SXM 132. Only ratios matter.
 int64_t multiprocessors(int sm) { return sm < 90 ? 108 : 132; }
-
-constexpr double kFmasPerElement = 128.0;  // multiply-adds that take as long as reading one operand element
-constexpr double kFmasPerKTile = 2.2e6;    // and as long as one k-tile that nothing else hides
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // CTAs that fit a multiprocessor of compute capability 9.0, and nearly so on the others, which is enough to rank
 // (CUDA C++ programming guide, "Technical Specifications per Compute Capability"); registers are estimated from the
 // accumulators.
-int64_t resident_ctas(const KernelInfo& info) {
+int64_t resident_ctas(const KernelInfo& info, int sm) {
   constexpr int kThreads = 2048, kRegisters = 65536, kReservedSmemBytes = 1024;
   const int accumulators = std::max(1, info.warp_tile.m * info.warp_tile.n / 32);
   const int registers = std::min(255, 48 + accumulators * 7 / 5);
   return std::max(1, std::min({kThreads / info.threads, kRegisters / (registers * info.threads),
-                               kMaxSmemBytes / (info.smem_bytes + kReservedSmemBytes)}));
+                               max_smem_bytes(sm) / (info.smem_bytes + kReservedSmemBytes)}));
+}
+
+// What a k-tile costs. A multiply-add is one of 16-bit elements; of others as many are counted as take its time.
+struct Rates {
+  double fmas_per_us;                     // of a multiprocessor, were there nothing to load
+  double fmas_per_element;                // that take as long as loading an operand element
+  double min_latency_us, latency_per_us;  // of a k-tile that has the multiprocessor to itself
+
+  double work_us(const KernelInfo& info) const {
+    const Tile& tile = info.cta_tile;
+    const double fmas = 0.5 * tile.m * tile.n * tile.k * static_cast<double>(size_bytes(info.dtypes[0].lhs));
+    return fmas / fmas_per_us * (1.0 + fmas_per_element * (1.0 / tile.m + 1.0 / tile.n));
+  }
+  double latency_us(double work_us) const { return min_latency_us + latency_per_us * work_us; }
+};
+constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1}, kPipelined = {2.4e6, 32.0, 0.2, 0.8};
+
+constexpr double kCtaUs = 0.9, kCtaElementUs = 2.7e-4;  // once for a CTA, and for each element of its tile
+constexpr double kReduceUs = 2.0, kPartialBytesPerUs = 4.0e6;
+
+double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, int64_t splits) {
+  const Rates& rates = info.stages > 2 ? kPipelined : kUnpipelined;
+  const int64_t ctas = tiles * splits, sms = multiprocessors(p.sm), resident = resident_ctas(info, p.sm);
+  const int64_t share = ceil_div(ctas, sms), rounds = ceil_div(share, resident);
+  const double side_by_side = static_cast<double>(std::min(share, resident));
+  const double work = rates.work_us(info), k_tile = std::max(side_by_side * work, rates.latency_us(work));
+  const double once = kCtaUs + kCtaElementUs * info.cta_tile.m * info.cta_tile.n;
+  double cost = static_cast<double>(rounds) * (static_cast<double>(ceil_div(k_tiles, splits)) * k_tile + once);
+  if (splits > 1) {
+    const double partial_bytes = 2.0 * sizeof(float) * static_cast<double>(ctas) * info.cta_tile.m * info.cta_tile.n;
+    cost += kReduceUs + partial_bytes / kPartialBytesPerUs;
+  }
+  return cost;
+}
+
+struct Plan {
+  int64_t splits;
+  double cost_us;
+};
+
+Plan plan(const KernelInfo& info, const Problem& p) {
+  const int64_t tiles = ceil_div(p.M, info.cta_tile.m) * ceil_div(p.N, info.cta_tile.n) * p.batch;
+  const int64_t k_tiles = std::max<int64_t>(1, ceil_div(p.K, info.cta_tile.k));
+  Plan best = {1, cost_us(info, p, tiles, k_tiles, 1)};
+  if (!info.split_k || tiles == 0) return best;
+  // More CTAs than fit side by side would only make more partial sums.
+  const int64_t most = std::min(k_tiles, multiprocessors(p.sm) * resident_ctas(info, p.sm) / tiles);
+  for (int64_t splits = 2; splits <= most; ++splits) {
+    const double cost = cost_us(info, p, tiles, k_tiles, splits);
+    if (cost < best.cost_us) best = {splits, cost};
+  }
+  return best;
 }
 
 }  // namespace
 
-int64_t split_count(const KernelInfo& info, const Problem& p) {
-  if (!info.split_k) return 1;
-  const int64_t tiles = ceil_div(p.M, info.cta_tile.m) * ceil_div(p.N, info.cta_tile.n) * p.batch;
-  const int64_t k_tiles = ceil_div(p.K, info.cta_tile.k);
-  const int64_t room = multiprocessors(p.sm) * resident_ctas(info) / std::max<int64_t>(1, tiles);
-  return std::max<int64_t>(1, std::min(room, k_tiles / 8));
-}
+int64_t split_count(const KernelInfo& info, const Problem& p) { return plan(info, p).splits; }
 
-double estimated_cost(const Kernel& kernel, const Problem& p) {
-  const KernelInfo& info = kernel.info;
-  const Tile& tile = info.cta_tile;
-  const int64_t tiles = ceil_div(p.M, tile.m) * ceil_div(p.N, tile.n) * p.batch;
-  const int64_t k_tiles = std::max<int64_t>(1, ceil_div(p.K, tile.k));
-  const double tile_fmas = static_cast<double>(tile.m) * tile.n * tile.k * static_cast<double>(k_tiles) *
-                           (1.0 + kFmasPerElement * (1.0 / tile.m + 1.0 / tile.n));
-  const int64_t share = ceil_div(tiles, multiprocessors(p.sm));
-  const int64_t rounds = ceil_div(tiles, multiprocessors(p.sm) * resident_ctas(info));
-  const double arithmetic = static_cast<double>(share) * tile_fmas;
-  const double latency = static_cast<double>(rounds * k_tiles) * kFmasPerKTile;
-  return std::max(arithmetic, latency) + kUnhidden * std::min(arithmetic, latency);
-}
+double estimated_cost(const Kernel& kernel, const Problem& p) { return plan(kernel.info, p).cost_us; }
 
 const Kernel* select(const Problem& p, std::string_view family) {
   const Kernel* best = nullptr;
