@@ -232,9 +232,24 @@ def ldmatrix_counts(instance: Instance) -> dict[str, Count]:
 
 
 def mma(instance: Instance) -> Expectation:
+    """Fragments from global memory: of 16 bytes of K, a lane loads a vector of each of its rows or columns; or, of what
+    lies along M or N, for each k as much as it has neighbours, in vectors of up to 16 bytes.
+    """
+    element_bytes = _MMA_OPS[instance.arguments[0]][0]
+    loads = {4: 0, 8: 0, 16: 0}
+    along_mn = instance.transposed[0], not instance.transposed[1]
+    for extent, turned in zip(instance.info.warp_tile[:2], along_mn, strict=True):
+        neighbours = share(extent, LDSM_MATRIX)
+        if turned:
+            run_bytes = neighbours * element_bytes
+            width = min(run_bytes, VECTOR_BYTES)
+            loads[width] += share(VECTOR_BYTES, element_bytes) * share(run_bytes, width)
+        else:
+            loads[VECTOR_BYTES] += neighbours
     return Expectation(
-        main_loop=("*MMA",),
+        main_loop=("*MMA",),  # two: the k-tiles that are loaded in vectors, and those that are not
         k_tile={**mma_counts(instance), "LDSM": 0, "LDS": 0, "STS": 0, "LDGSTS": 0, "BAR": 0},
+        kernel={"LDG.128": loads[16], "LDG.64": loads[8], "STG.128": AtLeast(1)},
         only_in_main_loops=("*MMA",),
     )
 
