@@ -23,7 +23,8 @@ def test_main_job() -> None:
     result = json.loads(done.stdout)
     assert {row["kernel"] for row in result["kernel_rows"]} == set(KERNEL_IDS)
     for row in result["kernel_rows"]:
-        assert 0 < row["max_err_over_bound"] <= 1
+        assert 0 <= row["max_err_over_bound"] <= 1
+        assert (row["max_err_over_bound"] == 0) == (row["dtype"] == "int8")  # exact, or rounded
         assert row["time_source"] == "cupti"
         assert row["us"] > 0
     assert [row["tokens"] for row in result["layer_rows"]] == [1, 33]
