@@ -306,8 +306,8 @@ EVERYWHERE: dict[str, Count] = {"LDL": 0, "STL": 0, "LD": 0, "ST": 0}
 
 
 def instances_of(info: Any) -> int:
-    """How often a kernel's template is instantiated: for each dtype of the operands, and float32 once more where TF32 is
-    one way of multiplying it; in each layout.
+    """How often a kernel's template is instantiated: for each dtype of the operands, once more where TF32 is a way of
+    multiplying float32; in each layout.
     """
     ops = len({(lhs, rhs) for lhs, rhs, _ in info.dtypes}) + info.tf32
     return ops * len(info.layouts) * (2 if info.family in _TWO_VARIANTS else 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -89,8 +89,16 @@ def edge_depths(tile_k: int, stages: int) -> list[int]:
     return sorted(k for k in near if k > 0)
 
 
-def pairwise(levels: Sequence[Sequence[Any]], seed: int = 0, tries: int = 60) -> list[tuple[Any, ...]]:
-    """Combinations in which every two levels of different factors meet at least once (greedy, reproducible)."""
+def pairwise(
+    levels: Sequence[Sequence[Any]],
+    cost: Callable[[tuple[Any, ...]], int] = lambda _: 0,
+    seed: int = 0,
+    tries: int = 60,
+) -> list[tuple[Any, ...]]:
+    """Combinations in which every two levels of different factors meet at least once (greedy, reproducible).
+
+    Among combinations that are equally good the cheapest is taken.
+    """
     draw = random.Random(seed)
     factors = range(len(levels))
     missing = {
@@ -106,17 +114,23 @@ def pairwise(levels: Sequence[Sequence[Any]], seed: int = 0, tries: int = 60) ->
         candidates = [
             tuple(a if f == i else b if f == j else draw.choice(levels[f]) for f in factors) for _ in range(tries)
         ]
-        best = max(candidates, key=lambda row: len(new_pairs(row)))
+        best = max(candidates, key=lambda row: (len(new_pairs(row)), -cost(row)))
         missing -= new_pairs(best)
         rows.append(best)
     return rows
+
+
+def tiled_work(info: Any, shape: Shape) -> int:
+    """Multiply-adds of all tiles, whole as kernels compute them; a tile's result counts as 32 steps of K."""
+    m, n, k = (-(-size // tile) * tile for size, tile in zip((shape.m, shape.n, shape.k), info.cta_tile, strict=True))
+    return (1 if shape.batch == "none" else BATCH_SIZE) * m * n * (k + 32)
 
 
 def pairwise_shapes(info: Any) -> list[Shape]:
     """Every two of (rows, columns, depth, kind of batch) at the edges of a kernel's tile."""
     tile_m, tile_n, tile_k = info.cta_tile
     levels = (edge_sizes(tile_m), edge_sizes(tile_n), edge_depths(tile_k, info.stages), BATCHES)
-    return [Shape(*row) for row in pairwise(levels)]
+    return [Shape(*row) for row in pairwise(levels, lambda row: tiled_work(info, Shape(*row)))]
 
 
 def deep_shape(info: Any) -> Shape:

@@ -39,10 +39,13 @@ def rounds_operands(info: Any, dtypes: DTypes, precision: str) -> bool:
     return info.tf32 and dtypes[0] == "float32" and precision == "default"
 
 
-def to_tf32(x: np.ndarray) -> np.ndarray:
-    """float32 rounded to 10 bits of fraction: to nearest, ties away from zero, as cvt.rna.tf32 does."""
-    bits = (x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    return np.where(np.isfinite(x), bits.view(np.float32), x)
+_TF32_UNIT = np.uint32(1 << 13)  # of the last of TF32's ten bits of fraction, in a float32
+
+
+def tf32_neighbours(rounded: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Which elements are what TF32 may make of ``x``: itself if TF32 holds it, else one of its two neighbours."""
+    bits, below = rounded.view(np.uint32), x.view(np.uint32) & ~(_TF32_UNIT - np.uint32(1))
+    return (bits == below) | ((bits == below + _TF32_UNIT) & (x.view(np.uint32) != below))
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -184,32 +187,33 @@ def epilogue_error_ratio(
 ) -> float:  # fmt: skip
     """The error of activation(lhs @ rhs + bias) over its bound: that of the accumulator times the function's slope."""
     activation, bias = epilogue
-    exact, magnitude = _product(case, operands, tf32)
+    exact, magnitude = _product(case, operands)
     add = np.zeros(case.shape.n) if bias is None else bias.astype(np.float64)
     # The bound of an empty sum is zero: one term is granted to the bias and the function.
-    return error_ratio(
-        out, ACTIVATIONS[activation](exact + add), _STEEPEST * (magnitude + np.abs(add)), max(case.shape.k, 1), dtypes
-    )
+    exact, magnitude = ACTIVATIONS[activation](exact + add), _STEEPEST * (magnitude + np.abs(add))
+    return error_ratio(out, exact, magnitude, max(case.shape.k, 1), dtypes, tf32)
 
 
 # --- judgement --------------------------------------------------------------------------------------------------------
 
 
-def _product(case: Case, operands: Sequence[np.ndarray], tf32: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(lhs · rhs, |lhs| · |rhs|) in float64, of operands rounded to TF32 if the kernel rounds them."""
-    a, b = ((to_tf32(x) if tf32 else x).astype(np.float64) for x in operands)
+def _product(case: Case, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(lhs · rhs, |lhs| · |rhs|) in float64."""
+    a, b = (x.astype(np.float64) for x in operands)
     return case.product(a, b), case.product(np.abs(a), np.abs(b))
 
 
 def product_error_ratio(
     case: Case, out: np.ndarray, operands: Sequence[np.ndarray], dtypes: DTypes, tf32: bool = False
 ) -> float:
-    """The error of lhs @ rhs over its bound, which grants nothing to the rounding of operands: how is known."""
-    return error_ratio(np.asarray(out), *_product(case, operands, tf32), case.shape.k, dtypes)
+    """The error of lhs @ rhs over its bound; ``tf32``: of operands that the kernel rounds to TF32."""
+    return error_ratio(np.asarray(out), *_product(case, operands), case.shape.k, dtypes, tf32)
 
 
-def error_ratio(out: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, k: int, dtypes: DTypes) -> float:
-    """``error_over_bound`` at HIGHEST, of arrays padded with zeros to few different sizes: few programs to compile."""
+def error_ratio(
+    out: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, k: int, dtypes: DTypes, tf32: bool = False
+) -> float:
+    """``error_over_bound`` of arrays padded with zeros to few different sizes: few programs to compile."""
     import jax
     import jax.numpy as jnp
 
@@ -227,7 +231,7 @@ def error_ratio(out: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, k: in
     assert out.shape == exact.shape
     with jax.enable_x64(True):
         arrays = [jnp.asarray(padded(x)) for x in (out, exact, magnitude)]
-    return error_over_bound(*arrays, k, dtypes[0], dtypes[2], "highest")
+    return error_over_bound(*arrays, k, dtypes[0], dtypes[2], "default" if tf32 else "highest")
 
 
 def assert_equal(actual: np.ndarray, expected: np.ndarray, what: str) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tests.edge_shapes import LAYOUTS, cases
+from tests.edge_shapes import LAYOUTS, Shape, cases, ragged_case, tiled_work
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Placement, Result, Trial, exact, faults
-from tests.values import DTypes, integers, modes
+from tests.gpu.support import INFO
+from tests.values import DTypes, integers, is_float, modes
 
 PLACEMENTS = (
     Placement(),
@@ -24,6 +28,9 @@ PLACEMENTS = (
     Placement(gap=3, misaligned=("lhs", "rhs", "out")),
 )
 """Dense, views into larger arrays, and addresses that are aligned to an element and no more."""
+
+BUDGET = 200_000_000
+"""Multiply-adds of 16-bit operands, whole tiles counted, that one test of a kernel may take: a second of one core."""
 
 SEEDS = (0, 40, 80, 13, 67, 5, 30)
 """Schedules with all engines slow, all in between, all prompt; and mixtures."""
@@ -45,14 +52,45 @@ def in_parallel(function: Callable[[_Item], _Answer], items: Iterable[_Item]) ->
         return list(pool.map(function, items))
 
 
+def affordable(
+    info: Any, items: Iterable[_Item], trial_of: Callable[[_Item], Trial], budget: int = BUDGET
+) -> list[_Item]:
+    """The first of the items, and of the others, in their order, those whose trials the budget has room for."""
+    taken: list[_Item] = []
+    left = float(budget)
+    for item in items:
+        trial = trial_of(item)
+        # By the time that TF32 (in one product, or in three) and int8 take.
+        factor = {"default": 2.5, "highest": 4.0}[trial.precision] if info.tf32 else 1.0
+        factor = factor if is_float(info.dtypes[0][2]) else 0.6
+        work = tiled_work(info, trial.case.shape) * factor
+        if not taken or work <= left:
+            taken.append(item)
+            left -= work
+    return taken
+
+
+@functools.cache
+def _edge_trials(name: str) -> dict[tuple[DTypes, str, str], list[Trial]]:
+    info, seen = INFO[name], Counter[Shape]()
+    tests = {}
+    for turn, ((dtypes, precision), layout) in enumerate(itertools.product(modes(info), LAYOUTS)):
+        ragged, *rest = [
+            Trial(case, PLACEMENTS[(i + turn) % len(PLACEMENTS)], Schedule(i + 7 * turn), turn, precision)
+            for i, case in enumerate([ragged_case(info, layout), *cases(info, turn // len(LAYOUTS), layout)])
+        ]
+        rest.sort(key=lambda trial: (seen[trial.case.shape], tiled_work(info, trial.case.shape)))
+        taken = affordable(info, [ragged, *rest], lambda trial: trial)
+        seen.update(trial.case.shape for trial in taken)
+        tests[dtypes, precision, layout] = taken
+    return tests
+
+
 def edge_trials(info: Any, dtypes: DTypes, precision: str, layout: str) -> list[Trial]:
-    """The cases of :func:`tests.edge_shapes.cases`; each placement and each combination of latencies has its turn."""
-    mode = modes(info).index((dtypes, precision))
-    turn = mode * len(LAYOUTS) + LAYOUTS.index(layout)
-    return [
-        Trial(case, PLACEMENTS[(i + turn) % len(PLACEMENTS)], Schedule(i + 7 * turn), turn, precision)
-        for i, case in enumerate(cases(info, mode, layout))
-    ]
+    """A ragged case, then the cases of :func:`tests.edge_shapes.cases` as far as the budget goes, those first that no
+    other test of the kernel has had. Each placement and each combination of latencies has its turn.
+    """
+    return _edge_trials(info.name)[dtypes, precision, layout]
 
 
 def try_integers(emulated: Emulator, kernel: str, dtypes: DTypes, trial: Trial) -> tuple[Result, np.ndarray]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
-from tests.edge_shapes import Case, Shape
+from tests.edge_shapes import Case, Shape, deep_shape
 from tests.emulated.support import PLACEMENTS, in_parallel
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Result, Trial, run
@@ -23,8 +24,10 @@ def _shapes(info: Any) -> list[tuple[int, int, int]]:
 @over_modes(floating)
 def test_epilogue(emulated: Emulator, info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
     """Bias and activation in float32, rounded once: the error of the accumulator times the slope of the function."""
-    operands = {shape: epilogue_operands(rng, shape, dtypes) for shape in _shapes(info)}
-    variants = [(shape, name, bias) for shape in operands for name, bias in EPILOGUES]
+    deep = dataclasses.astuple(deep_shape(info))[:3]
+    operands = {shape: epilogue_operands(rng, shape, dtypes) for shape in [*_shapes(info), deep]}
+    variants = [(shape, name, bias) for shape in _shapes(info) for name, bias in EPILOGUES]
+    variants += [(deep, "none", True), (deep, "silu", True)]
 
     def compute(numbered: tuple[int, tuple[Any, str, bool]]) -> Result:
         i, (shape, activation, has_bias) = numbered

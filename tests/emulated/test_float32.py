@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 
 from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape, ragged_case
-from tests.emulated.support import PLACEMENTS, in_parallel
+from tests.emulated.support import PLACEMENTS, affordable, in_parallel
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Result, Trial, exact, faults
 from tests.gpu.support import float32_highest, over_modes
@@ -18,20 +19,20 @@ from tests.values import (
     product_error_ratio,
     rounds_operands,
     stored,
+    tf32_neighbours,
     wide_normals,
 )
 
 
 @over_modes(lambda _, dtypes, __: dtypes[0] == "float32")
 def test_products_are_within_their_bound(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
-    """Which grants nothing to the rounding of operands: the reference rounds them as the kernel must."""
-    cases = [ragged_case(info, layout, batch) for layout, batch in zip(LAYOUTS, ("none", "both") * 2, strict=True)]
-    cases.append(Case(deep_shape(info), "NN"))
+    """Of a few values, and of values of very different sizes."""
+    cases = [ragged_case(info, layout) for layout in LAYOUTS] + [Case(deep_shape(info), "NN")]
     trials = [
         (Trial(case, PLACEMENTS[i % len(PLACEMENTS)], Schedule(i), i, precision), make)
-        for i, case in enumerate(cases)
-        for make in (normals, wide_normals)
+        for i, (case, make) in enumerate(itertools.product(cases, (normals, wide_normals)))
     ]
+    trials = affordable(info, [*trials[::4], *trials[3::4], *trials[1::4], *trials[2::4]], lambda numbered: numbered[0])
 
     def ratio(numbered: tuple[Trial, Any]) -> float:
         trial, make = numbered
@@ -43,6 +44,21 @@ def test_products_are_within_their_bound(emulated: Emulator, info: Any, dtypes: 
 
     for (trial, make), error in zip(trials, in_parallel(ratio, trials), strict=True):
         assert error <= 1, f"{trial.case} {make.__name__}: error {error:.3g} times its bound"
+
+
+@over_modes(rounds_operands)
+def test_tf32_rounding(emulated: Emulator, info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
+    """Each operand becomes one of its two neighbours in TF32, and the roundings of many have no direction."""
+    lhs, rhs = (wide_normals(rng, shape, "float32") for shape in ((35, 40), (40, 37)))
+    ones = [rng.uniform(1, 2, shape).astype(np.float32) for shape in ((35, 400), (400, 37))]
+    pairs = [(lhs, np.eye(40, dtype=np.float32)), (np.eye(40, dtype=np.float32), rhs), (ones[0], ones[1])]
+    trials = [Trial(Case(Shape(x.shape[0], y.shape[1], x.shape[1]), "NN"), precision=precision) for x, y in pairs]
+    results = [trial.run(emulated, info.name, dtypes, *pair) for trial, pair in zip(trials, pairs, strict=True)]
+    assert tf32_neighbours(results[0].out, lhs).all()
+    assert tf32_neighbours(results[1].out, rhs).all()
+    errors = results[2].out / trials[2].case.product(*ones) - 1
+    assert np.abs(errors).max() < 0.3 * 2.0**-10  # truncation: 1.4 of these units
+    assert abs(errors.mean()) < 0.1 * 2.0**-10
 
 
 @over_modes(float32_highest)

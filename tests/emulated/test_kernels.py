@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 
 from jaxgemm._native import _core
-from tests.edge_shapes import LAYOUTS, Case, Shape, ragged_case
-from tests.emulated.support import PLACEMENTS, SEEDS, assert_all_right, edge_trials, in_parallel, try_integers
+from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape, pairwise_shapes, ragged_case
+from tests.emulated.support import (
+    BUDGET,
+    PLACEMENTS,
+    SEEDS,
+    affordable,
+    assert_all_right,
+    edge_trials,
+    in_parallel,
+    try_integers,
+)
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Trial, exact, faults
 from tests.gpu.support import KERNEL_IDS, KERNELS, first_dtypes, floating, over_modes
@@ -42,16 +51,30 @@ def test_edge_shapes(emulated: Emulator, info: Any, dtypes: DTypes, precision: s
     assert_all_right(emulated, info.name, dtypes, edge_trials(info, dtypes, precision, layout))
 
 
+def test_shapes_have_their_turn() -> None:
+    """What the budget leaves: of each family and dtype some kernel, the one of small tiles, is run at all its edges."""
+    covered: dict[tuple[str, str], float] = {}
+    for info in KERNELS:
+        trials = [edge_trials(info, *mode, layout) for mode in modes(info) for layout in LAYOUTS]
+        assert min(map(len, trials)) > 1
+        wanted, run = set(pairwise_shapes(info)), {trial.case.shape for some in trials for trial in some}
+        share = len(wanted & run) / len(wanted)
+        for dtypes in info.dtypes:
+            covered[info.family, dtypes[0]] = max(share, covered.get((info.family, dtypes[0]), 0))
+    assert min(covered.values()) > 0.95, covered
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("info", KERNELS, ids=KERNEL_IDS)
 def test_placements(emulated: Emulator, info: Any, layout: str) -> None:
-    """One ragged batch in every place."""
-    case = ragged_case(info, layout, "both")
+    """One ragged batch in every place; what the budget cuts in one layout is there in another."""
+    case, turn = ragged_case(info, layout, "both"), 2 * LAYOUTS.index(layout)
     for dtypes, precision in {
         (dtypes[0], precision): (dtypes, precision) for dtypes, precision in modes(info)
     }.values():
         trials = [Trial(case, placement, Schedule(i), precision=precision) for i, placement in enumerate(PLACEMENTS)]
-        assert_all_right(emulated, info.name, dtypes, trials)
+        taken = affordable(info, [*trials[turn:], *trials[:turn]], lambda trial: trial, BUDGET // 2)
+        assert_all_right(emulated, info.name, dtypes, taken)
 
 
 @over_modes(first_dtypes)
@@ -83,11 +106,10 @@ def test_special_values_stay_in_their_row_and_column(
     emulated: Emulator, info: Any, dtypes: DTypes, precision: str, layout: str
 ) -> None:
     """NaN and infinity reach what they are multiplied into, and never what padding stands for."""
-    case = ragged_case(info, layout)
 
-    def failure(planted: tuple[float, str, int]) -> str:
-        value, operand, turn = planted
-        trial = Trial(case, PLACEMENTS[turn % len(PLACEMENTS)], Schedule(turn), precision=precision)
+    def failure(planted: tuple[Trial, float, str]) -> str:
+        trial, value, operand = planted
+        case = trial.case
         lhs, rhs = trial.operands(dtypes, integers)
         marked = plant(case, {"lhs": lhs, "rhs": rhs}, operand, value)
         result = trial.run(emulated, info.name, dtypes, lhs, rhs)
@@ -100,5 +122,12 @@ def test_special_values_stay_in_their_row_and_column(
 
     plants = [(value, operand) for value in (np.nan, np.inf, -np.inf) for operand in ("lhs", "rhs")]
     turn = LAYOUTS.index(layout)
-    failures = in_parallel(failure, [(*planted, turn + i) for i, planted in enumerate(plants)])
+    plants = [*plants[turn:], *plants[:turn]]
+    shapes = [ragged_case(info, layout).shape] * len(plants) + [deep_shape(info)] * 2
+    trials = [
+        Trial(Case(shape, layout), PLACEMENTS[(turn + i) % len(PLACEMENTS)], Schedule(turn + i), precision=precision)
+        for i, shape in enumerate(shapes)
+    ]
+    items = [(trial, *plants[i % len(plants)]) for i, trial in enumerate(trials)]
+    failures = in_parallel(failure, affordable(info, items, lambda item: item[0], BUDGET // 4))
     assert not any(failures), "\n".join(failures)

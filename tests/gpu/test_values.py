@@ -27,6 +27,7 @@ from tests.values import (
     plant,
     rounds_operands,
     stored,
+    tf32_neighbours,
     wide_normals,
 )
 
@@ -130,6 +131,21 @@ def test_hard_values(
     program.check_exact(operands[:exact], results[:exact])
     program.cases = cases[exact:]
     record_error(info.name, program.worst_error(operands[exact:], results[exact:]))
+
+
+@over_modes(rounds_operands)
+def test_tf32_rounding(info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
+    """Each operand becomes one of its two neighbours in TF32, and the roundings of many have no direction."""
+    lhs, rhs = (wide_normals(rng, shape, "float32") for shape in ((65, 70), (70, 67)))
+    ones = [rng.uniform(1, 2, shape).astype(np.float32) for shape in ((65, 1024), (1024, 67))]
+    pairs = [(lhs, np.eye(70, dtype=np.float32)), (np.eye(70, dtype=np.float32), rhs), (ones[0], ones[1])]
+    cases = [Case(Shape(x.shape[0], y.shape[1], x.shape[1]), "NN") for x, y in pairs]
+    of_lhs, of_rhs, sums = Program(info, dtypes, precision, cases)(pairs)
+    assert tf32_neighbours(of_lhs, lhs).all()
+    assert tf32_neighbours(of_rhs, rhs).all()
+    errors = sums / cases[2].product(*ones) - 1
+    assert np.abs(errors).max() < 0.2 * 2.0**-10  # truncation: 1.4 of these units
+    assert abs(errors.mean()) < 0.1 * 2.0**-10
 
 
 @over_modes(float32_highest)
