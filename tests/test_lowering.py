@@ -54,7 +54,7 @@ def test_every_kernel_and_layout(name: str, layout: str, monkeypatch: pytest.Mon
             assert attribute(line, f"{operand}.cols") == [cols]
             assert attribute(line, f"{operand}.batch") == []
         assert [attribute(line, f"out.{key}") for key in ("order", "batch", "rows", "cols")] == [[0, 1], [], [0], [1]]
-        element = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+        element = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32"}
         assert f"tensor<48x80x{element[out]}>" in line
         assert "has_side_effect = true" not in line
         for op in ("transpose", "dot_general", "convert"):
