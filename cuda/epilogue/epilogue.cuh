@@ -25,6 +25,22 @@ __device__ inline float activate(Activation activation, float x) {
   return x;
 }
 
+// Four neighbours at a multiple of their size, rounded and stored at once.
+__device__ inline void round4(int32_t* g_out, const int32_t (&value)[4]) {
+  *reinterpret_cast<int4*>(g_out) = make_int4(value[0], value[1], value[2], value[3]);
+}
+__device__ inline void round4(float* g_out, const float (&value)[4]) {
+  *reinterpret_cast<float4*>(g_out) = make_float4(value[0], value[1], value[2], value[3]);
+}
+__device__ inline void round4(__half* g_out, const float (&value)[4]) {
+  __half2 pair[2] = {__floats2half2_rn(value[0], value[1]), __floats2half2_rn(value[2], value[3])};
+  *reinterpret_cast<uint2*>(g_out) = *reinterpret_cast<const uint2*>(pair);
+}
+__device__ inline void round4(__nv_bfloat16* g_out, const float (&value)[4]) {
+  __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(value[0], value[1]), __floats2bfloat162_rn(value[2], value[3])};
+  *reinterpret_cast<uint2*>(g_out) = *reinterpret_cast<const uint2*>(pair);
+}
+
 // Writes accumulators of one matrix of out. Callers mask rows >= M and columns >= N themselves.
 struct Epilogue {
   void* out;          // (batch, M, N), row-major with leading dimension ld
@@ -32,7 +48,8 @@ struct Epilogue {
   int64_t ld, batch_stride;
   DType out_dtype;
   Activation activation;
-  bool quads_aligned;  // four columns from a multiple of 4 on always begin at a multiple of their size
+  bool quads_aligned;    // four columns from a multiple of 4 on always begin at a multiple of their size
+  unsigned first_phase;  // of out[0], see phase()
 
   explicit Epilogue(const GemmArgs& args)
       : out(args.out),
@@ -42,7 +59,17 @@ struct Epilogue {
         out_dtype(args.problem.out_dtype),
         activation(args.problem.activation),
         quads_aligned(ld % 4 == 0 && batch_stride % 4 == 0 &&
-                      reinterpret_cast<uintptr_t>(out) % static_cast<uintptr_t>(4 * size_bytes(out_dtype)) == 0) {}
+                      reinterpret_cast<uintptr_t>(out) % static_cast<uintptr_t>(4 * size_bytes(out_dtype)) == 0),
+        first_phase(static_cast<unsigned>(reinterpret_cast<uintptr_t>(out) /
+                                          static_cast<uintptr_t>(size_bytes(out_dtype)) % 4)) {}
+
+  // How many elements out(batch, row, col) lies past an address where four elements can be stored at once.
+  __device__ unsigned phase(int64_t batch, int64_t row, int64_t col) const {
+    return (first_phase + static_cast<unsigned>(batch * batch_stride + row * ld + col)) % 4;
+  }
+
+  // Whether accumulators are only rounded.
+  __device__ bool plain() const { return bias == nullptr && activation == Activation::kNone; }
 
   __device__ float finish(float accumulator, int64_t col) const {
     return activate(activation, bias ? accumulator + bias[col] : accumulator);
@@ -75,14 +102,20 @@ struct Epilogue {
     put(batch * batch_stride + row * ld + col, accumulator);
   }
 
-  // Four neighbouring columns, the first a multiple of 4: one vector store where the address allows it.
+  // Four neighbouring columns: one vector store where that is possible, as quads_aligned says for a column that is a
+  // multiple of 4, or the caller by `aligned`.
   template <class Accumulator>
   __device__ void store4(int64_t batch, int64_t row, int64_t col, int64_t N,
                          const Accumulator (&accumulator)[4]) const {
+    store4(batch, row, col, N, accumulator, quads_aligned);
+  }
+  template <class Accumulator>
+  __device__ void store4(int64_t batch, int64_t row, int64_t col, int64_t N, const Accumulator (&accumulator)[4],
+                         bool aligned) const {
     const int64_t index = batch * batch_stride + row * ld + col;
     Accumulator value[4] = {accumulator[0], accumulator[1], accumulator[2], accumulator[3]};
     if constexpr (std::is_same_v<Accumulator, float>) finish4(value, col, N);
-    if (quads_aligned && col + 4 <= N) {
+    if (aligned && col + 4 <= N) {
       put4(index, value);
       return;
     }
@@ -105,20 +138,16 @@ struct Epilogue {
     }
   }
 
-  __device__ void put4(int64_t index, const int32_t (&value)[4]) const {
-    *reinterpret_cast<int4*>(static_cast<int32_t*>(out) + index) = make_int4(value[0], value[1], value[2], value[3]);
-  }
-
-  __device__ void put4(int64_t index, const float (&value)[4]) const {
-    if (out_dtype == DType::kF32) {
-      *reinterpret_cast<float4*>(static_cast<float*>(out) + index) =
-          make_float4(value[0], value[1], value[2], value[3]);
+  template <class Accumulator>
+  __device__ void put4(int64_t index, const Accumulator (&value)[4]) const {
+    if constexpr (std::is_same_v<Accumulator, int32_t>) {
+      round4(static_cast<int32_t*>(out) + index, value);
+    } else if (out_dtype == DType::kF32) {
+      round4(static_cast<float*>(out) + index, value);
     } else if (out_dtype == DType::kF16) {
-      __half2 pair[2] = {__floats2half2_rn(value[0], value[1]), __floats2half2_rn(value[2], value[3])};
-      *reinterpret_cast<uint2*>(static_cast<__half*>(out) + index) = *reinterpret_cast<const uint2*>(pair);
+      round4(static_cast<__half*>(out) + index, value);
     } else {
-      __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(value[0], value[1]), __floats2bfloat162_rn(value[2], value[3])};
-      *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(out) + index) = *reinterpret_cast<const uint2*>(pair);
+      round4(static_cast<__nv_bfloat16*>(out) + index, value);
     }
   }
 };

@@ -21,8 +21,21 @@ struct VectorsOf<int32_t> {
   using Quad = int4;
 };
 
+// How far the rows of a staged tile are moved to the right: by their phase in out (see Epilogue::phase()), so that four
+// neighbours that can be stored at once can also be read at once.
+struct RowPhases {
+  unsigned first = 0, ld = 0;  // of the tile's first row; from row to row. All multiples of 4 are as good as 0
+
+  __device__ RowPhases() {}
+  __device__ RowPhases(const Epilogue& epilogue, const TileCoord& tile)
+      : first(epilogue.phase(tile.batch, tile.row, tile.col)), ld(static_cast<unsigned>(epilogue.ld)) {}
+
+  __device__ int of(int row) const { return static_cast<int>((first + static_cast<unsigned>(row) * ld) % 4); }
+  __device__ bool all_zero() const { return first % 4 == 0 && ld % 4 == 0; }
+};
+
 // The CTA tile in shared memory. Rows are padded: what a warp stores together, 8 rows of 8 columns, then lies in
-// different banks.
+// different banks, and there is room for rows that are moved.
 template <class Accumulator, int kRows, int kCols>
 struct StagedTile {
   static constexpr int kStride = kCols + 8;
@@ -33,47 +46,78 @@ struct StagedTile {
 
   // The warp tile at (row, col), made of fragments whose rows (columns) are dealt to the lanes in groups: see dealt().
   template <int kRowGroup, int kColGroup, int kFragmentsM, int kFragmentsN>
-  __device__ void store(const Accumulator (&r_tile)[kFragmentsM][kFragmentsN][4], int row, int col) {
+  __device__ void store(const Accumulator (&r_tile)[kFragmentsM][kFragmentsN][4], int row, int col,
+                        const RowPhases& phases) {
+    if (phases.all_zero()) {
+      store_rows<kRowGroup, kColGroup, true>(r_tile, row, col, phases);
+    } else {
+      store_rows<kRowGroup, kColGroup, false>(r_tile, row, col, phases);
+    }
+  }
+
+  // Calls write_quad(row, col, quad) for all columns, of rows that are not moved. Neighbours in neighbouring threads.
+  template <int kThreads, class WriteQuad>
+  __device__ void for_each_quad(WriteQuad&& write_quad) const {
+    constexpr int kRowsPerStep = kThreads / kQuadsPerRow;
+    static_assert(kRowsPerStep * kQuadsPerRow == kThreads && kRows % kRowsPerStep == 0);
+    const int first_row = static_cast<int>(threadIdx.x) / kQuadsPerRow;
+    const int col = static_cast<int>(threadIdx.x) % kQuadsPerRow * 4;
+#pragma unroll 8
+    for (int i = 0; i < kRows / kRowsPerStep; ++i) {
+      const int row = first_row + i * kRowsPerStep;
+      write_quad(row, col, *reinterpret_cast<const Quad*>(elements + row * kStride + col));
+    }
+  }
+
+  // The same of rows that are moved, for four columns that can be stored at once; then calls write(row, col, value) for
+  // the columns that are left over at the ends of the rows.
+  template <int kThreads, class WriteQuad, class Write>
+  __device__ void for_each_moved_quad(const RowPhases& phases, WriteQuad&& write_quad, Write&& write) const {
+#pragma unroll 2
+    for (int at = static_cast<int>(threadIdx.x); at < kRows * kQuadsPerRow; at += kThreads) {
+      const int row = at / kQuadsPerRow, quad = at % kQuadsPerRow, phase = phases.of(row);
+      if (quad == 0 && phase > 0) continue;  // the row begins within this quad
+      write_quad(row, quad * 4 - phase, *reinterpret_cast<const Quad*>(elements + row * kStride + quad * 4));
+    }
+    if (phases.all_zero()) return;
+#pragma unroll 1
+    for (int at = static_cast<int>(threadIdx.x); at < kRows * 4; at += kThreads) {
+      const int row = at / 4, phase = phases.of(row);
+      if (phase == 0) continue;
+      const int s_col = at % 4 < phase ? kCols + at % 4 : at % 4;
+      write(row, s_col - phase, elements[row * kStride + s_col]);
+    }
+  }
+
+ private:
+  static constexpr int kQuadsPerRow = kCols / 4;
+
+  template <int kRowGroup, int kColGroup, bool kVectors, int kFragmentsM, int kFragmentsN>
+  __device__ void store_rows(const Accumulator (&r_tile)[kFragmentsM][kFragmentsN][4], int row, int col,
+                             const RowPhases& phases) {
     constexpr int kNeighbours = kColGroup == 1 ? 2 : 4;  // columns that a lane holds and stores together
     constexpr int kNeighbourSlots = kColGroup < kNeighbours ? kColGroup : kNeighbours;
     const fragment::Coord first = fragment::d(static_cast<int>(threadIdx.x) % 32, 0);
 #pragma unroll
     for (int slot = 0; slot < 2 * kFragmentsM; ++slot) {
-      Accumulator* s_row = elements + (row + fragment::dealt<kRowGroup>(slot, first.row)) * kStride + col;
+      const int tile_row = row + fragment::dealt<kRowGroup>(slot, first.row);
+      Accumulator* s_row = elements + tile_row * kStride + col + (kVectors ? 0 : phases.of(tile_row));
 #pragma unroll
       for (int j = 0; j < kFragmentsN; j += kNeighbourSlots) {
 #pragma unroll
         for (int c = 0; c < 2; c += kNeighbours / kNeighbourSlots) {
           const auto sum = [&](int i) { return r_tile[slot / 2][j + i % kColGroup][slot % 2 * 2 + c + i / kColGroup]; };
           Accumulator* s_sums = s_row + fragment::dealt<kColGroup>(j, first.col + c);
-          if constexpr (kNeighbours == 2) {
+          if constexpr (!kVectors) {
+#pragma unroll
+            for (int i = 0; i < kNeighbours; ++i) s_sums[i] = sum(i);
+          } else if constexpr (kNeighbours == 2) {
             *reinterpret_cast<Pair*>(s_sums) = {sum(0), sum(1)};
           } else {
             *reinterpret_cast<Quad*>(s_sums) = {sum(0), sum(1), sum(2), sum(3)};
           }
         }
       }
-    }
-  }
-
-  // Calls write(row, col, quad), neighbours in neighbouring threads.
-  template <int kThreads, class Write>
-  __device__ void for_each_quad(Write&& write) const {
-    constexpr int kQuadsPerRow = kCols / 4;
-#pragma unroll 2
-    for (int at = static_cast<int>(threadIdx.x); at < kRows * kQuadsPerRow; at += kThreads) {
-      const int row = at / kQuadsPerRow, col = at % kQuadsPerRow * 4;
-      write(row, col, *reinterpret_cast<const Quad*>(elements + row * kStride + col));
-    }
-  }
-
-  // Calls write(row, col, value), neighbours in neighbouring threads.
-  template <int kThreads, class Write>
-  __device__ void for_each_element(Write&& write) const {
-#pragma unroll 2
-    for (int at = static_cast<int>(threadIdx.x); at < kRows * kCols; at += kThreads) {
-      const int row = at / kCols, col = at % kCols;
-      write(row, col, elements[row * kStride + col]);
     }
   }
 };

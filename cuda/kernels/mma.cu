@@ -243,9 +243,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   }
 
   auto& s_out = shared_storage<typename Config::SharedStorage>().of(Accumulator{});
-  s_out.template store<LhsBlock::kGroup, RhsBlock::kGroup>(accumulators, warp_row, warp_col);
+  const RowPhases phases(epilogue, tile);
+  s_out.template store<LhsBlock::kGroup, RhsBlock::kGroup>(accumulators, warp_row, warp_col, phases);
   __syncthreads();
-  write_tile<Config::kThreads>(s_out, epilogue, fix, tile, M, N);
+  write_tile<Op, Config::kThreads>(s_out, phases, epilogue, fix, tile, M, N);
 }
 
 template <class Config>

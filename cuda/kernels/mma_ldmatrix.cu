@@ -89,10 +89,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   }
 
   auto& s_out = smem.sums.of(typename Op::Accumulator{});
+  const RowPhases phases(epilogue, tile);
   s_out.template store<Loop::LhsLoader::kGroup, Loop::RhsLoader::kGroup>(accumulators, Loop::warp_row(),
-                                                                         Loop::warp_col());
+                                                                         Loop::warp_col(), phases);
   __syncthreads();
-  write_tile<Config::kThreads>(s_out, epilogue, fix, tile, M, N);
+  write_tile<Op, Config::kThreads>(s_out, phases, epilogue, fix, tile, M, N);
 }
 
 template <class Config>

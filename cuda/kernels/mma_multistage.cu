@@ -9,8 +9,6 @@
 //
 // Source: the multi-stage GEMM on mma.sync that tutorials for Ampere build up to (KnowingNothing/MatmulTutorial,
 // "sm80"); CUTLASS, "Efficient GEMM in CUDA", sections "Pipelining" and "Parallelized Reductions".
-#include <type_traits>
-
 #include "launch.cuh"
 #include "mainloop/sm80_cp_async.cuh"
 #include "ptx/shared_storage.cuh"
@@ -79,16 +77,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   }
 
   auto& s_out = smem.sums.of(Accumulator{});
-  using Quad = typename std::remove_reference_t<decltype(s_out)>::Quad;
+  const RowPhases phases = partials == nullptr ? RowPhases(epilogue, tile) : RowPhases();
   s_out.template store<Loop::LhsLoader::kGroup, Loop::RhsLoader::kGroup>(accumulators, Loop::warp_row(),
-                                                                         Loop::warp_col());
+                                                                         Loop::warp_col(), phases);
   __syncthreads();
   if (partials == nullptr) {
-    write_tile<Config::kThreads>(s_out, epilogue, fix, tile, M, N);
+    write_tile<Op, Config::kThreads>(s_out, phases, epilogue, fix, tile, M, N);
   } else {
     Accumulator* partial = static_cast<Accumulator*>(partials) + static_cast<int64_t>(blockIdx.x) * kCta.m * kCta.n;
-    s_out.template for_each_quad<Config::kThreads>(
-        [&](int row, int col, const Quad& quad) { *reinterpret_cast<Quad*>(partial + row * kCta.n + col) = quad; });
+    s_out.template for_each_quad<Config::kThreads>([&]<class Quad>(int row, int col, const Quad& quad) {
+      *reinterpret_cast<Quad*>(partial + row * kCta.n + col) = quad;
+    });
   }
 }
 

@@ -50,27 +50,49 @@ union StagedSums {
   __device__ auto& of(int32_t) { return integers; }
 };
 
-// Writes what of a staged tile lies inside out. All threads of the CTA call it.
-template <int kThreads, class Accumulator, int kRows, int kCols, class Fix>
-__device__ void write_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, const Epilogue& epilogue, const Fix& fix,
-                           const TileCoord& tile, int64_t M, int64_t N) {
-  if (epilogue.quads_aligned) {
-    s_out.template for_each_quad<kThreads>([&](int row, int col, const auto& quad) {
-      const int64_t m = tile.row + row, n = tile.col + col;
-      if (m >= M || n >= N) return;
-      Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};
-      fix(sums, tile.batch, m, n, N);
-      epilogue.store4(tile.batch, m, n, N, sums);
-    });
-  } else {
-    s_out.template for_each_element<kThreads>([&](int row, int col, Accumulator sum) {
-      const int64_t m = tile.row + row, n = tile.col + col;
-      if (m >= M || n >= N) return;
-      Accumulator sums[4] = {sum, 0, 0, 0};
-      fix(sums, tile.batch, m, n, n + 1);
-      epilogue.store(tile.batch, m, n, sums[0]);
-    });
+// Writes a staged tile that lies inside out as a whole and is only rounded, to `Out`. No checks but `fix`: it takes a
+// third of the time of write_tile().
+template <class Out, int kThreads, class Accumulator, int kRows, int kCols, class Fix>
+__device__ void write_plain_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, const Epilogue& epilogue,
+                                 const Fix& fix, const TileCoord& tile, int64_t N) {
+  Out* g_tile =
+      static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + tile.row * epilogue.ld + tile.col;
+  s_out.template for_each_quad<kThreads>([&](int row, int col, const auto& quad) {
+    Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};
+    fix(sums, tile.batch, tile.row + row, tile.col + col, N);
+    round4(g_tile + row * epilogue.ld + col, sums);
+  });
+}
+
+// Writes what of a staged tile, stored with the RowPhases of its place in out, lies inside out. All threads of the CTA
+// call it.
+template <class Op, int kThreads, class Accumulator, int kRows, int kCols, class Fix>
+__device__ void write_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, const RowPhases& phases,
+                           const Epilogue& epilogue, const Fix& fix, const TileCoord& tile, int64_t M, int64_t N) {
+  if (phases.all_zero() && epilogue.plain() && tile.row + kRows <= M && tile.col + kCols <= N) {
+    if constexpr (sizeof(typename Op::Element) == 2) {
+      if (epilogue.out_dtype != DType::kF32) {
+        return write_plain_tile<typename Op::Element, kThreads>(s_out, epilogue, fix, tile, N);
+      }
+    }
+    return write_plain_tile<Accumulator, kThreads>(s_out, epilogue, fix, tile, N);
   }
+  s_out.template for_each_moved_quad<kThreads>(
+      phases,
+      [&](int row, int col, const auto& quad) {
+        const int64_t m = tile.row + row, n = tile.col + col;
+        if (m >= M || n >= N) return;
+        Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};
+        fix(sums, tile.batch, m, n, N);
+        epilogue.store4(tile.batch, m, n, N, sums, true);
+      },
+      [&](int row, int col, Accumulator sum) {
+        const int64_t m = tile.row + row, n = tile.col + col;
+        if (m >= M || n >= N) return;
+        Accumulator sums[4] = {sum, 0, 0, 0};
+        fix(sums, tile.batch, m, n, n + 1);
+        epilogue.store(tile.batch, m, n, sums[0]);
+      });
 }
 
 }  // namespace jaxgemm

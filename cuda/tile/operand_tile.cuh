@@ -69,7 +69,8 @@ class OperandCopy {
   __device__ OperandCopy(const Element* g_tile, int64_t ld, int64_t mn_left)
       : run_(static_cast<int>(threadIdx.x) / Tile::kVectorsPerRun),
         vector_(static_cast<int>(threadIdx.x) % Tile::kVectorsPerRun),
-        mn_left_((mn_left < kMn ? static_cast<int>(mn_left) : kMn) - (kMnContiguous ? vector_ * Tile::kVectorElems : run_)),
+        mn_left_((mn_left < kMn ? static_cast<int>(mn_left) : kMn) -
+                 (kMnContiguous ? vector_ * Tile::kVectorElems : run_)),
         step_(kRunsPerStep * ld),
         g_vector_(g_tile + run_ * ld + vector_ * Tile::kVectorElems) {}
 

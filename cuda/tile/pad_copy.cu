@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "launch.cuh"
 #include "pad_copy.h"
 
@@ -13,24 +15,45 @@ struct PadCopyShape {
   int64_t vectors;             // of all matrices together
 };
 
+// The 16 bytes that begin `bytes` after the first of two neighbouring vectors.
+__device__ uint4 shifted(const uint4& first, const uint4& second, unsigned bytes) {
+  const unsigned selector = 0x3210 + bytes % 4 * 0x1111;  // of __byte_perm: four bytes from bytes % 4 on
+  uint32_t words[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  if (bytes & 8) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) words[i] = words[i + 2];
+  }
+  if (bytes & 4) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) words[i] = words[i + 1];
+  }
+  return make_uint4(__byte_perm(words[0], words[1], selector), __byte_perm(words[1], words[2], selector),
+                    __byte_perm(words[2], words[3], selector), __byte_perm(words[3], words[4], selector));
+}
+
 // One thread writes one 16-byte vector; neighbouring threads write neighbouring vectors. `Word` stands for any element
-// of its size.
-template <class Word>
-__global__ void __launch_bounds__(kPadCopyThreads)
-    pad_copy_kernel(uint4* to, const Word* from, PadCopyShape shape, bool from_vectors) {
+// of its size; `Index` holds the number of vectors: 32 bits if possible, as a division of 64 takes longer than a copy.
+template <class Word, class Index>
+__global__ void __launch_bounds__(kPadCopyThreads) pad_copy_kernel(uint4* to, const Word* from, PadCopyShape shape) {
   constexpr int kVectorElems = sizeof(uint4) / sizeof(Word);
-  const uint64_t vector = static_cast<uint64_t>(blockIdx.x) * kPadCopyThreads + threadIdx.x;
-  if (vector >= static_cast<uint64_t>(shape.vectors)) return;
-  const uint64_t vectors_per_run = static_cast<uint64_t>(shape.to_inner) / kVectorElems;
-  const uint64_t run = vector / vectors_per_run;
+  const Index vector = static_cast<Index>(blockIdx.x) * kPadCopyThreads + threadIdx.x;
+  if (vector >= static_cast<Index>(shape.vectors)) return;
+  const Index vectors_per_run = static_cast<Index>(shape.to_inner / kVectorElems);
+  const Index run = vector / vectors_per_run;
   const int64_t inner = static_cast<int64_t>(vector % vectors_per_run) * kVectorElems;
-  const int64_t batch = static_cast<int64_t>(run / static_cast<uint64_t>(shape.to_outer));
-  const int64_t outer = static_cast<int64_t>(run % static_cast<uint64_t>(shape.to_outer));
+  const int64_t batch = static_cast<int64_t>(run / static_cast<Index>(shape.to_outer));
+  const int64_t outer = static_cast<int64_t>(run % static_cast<Index>(shape.to_outer));
 
   const Word* source = from + batch * shape.from_batch_stride + outer * shape.from_ld + inner;
   const int64_t valid = outer < shape.from_outer ? shape.from_inner - inner : 0;
-  if (from_vectors && valid >= kVectorElems) {
+  const unsigned past = static_cast<unsigned>(reinterpret_cast<uintptr_t>(source) % sizeof(uint4));
+  if (past == 0 && valid >= kVectorElems) {
     to[vector] = *reinterpret_cast<const uint4*>(source);
+    return;
+  }
+  if (inner > 0 && valid >= 2 * kVectorElems) {  // both vectors that have a part of it lie within the run
+    const uint4* vectors = reinterpret_cast<const uint4*>(source - past / sizeof(Word));
+    to[vector] = shifted(vectors[0], vectors[1], past);
     return;
   }
   alignas(sizeof(uint4)) Word words[kVectorElems];
@@ -41,11 +64,11 @@ __global__ void __launch_bounds__(kPadCopyThreads)
 
 template <class Word>
 std::string launch_pad_copy(void* to, const void* from, const PadCopyShape& shape, void* stream) {
-  constexpr int kVectorElems = sizeof(uint4) / sizeof(Word);
-  const bool from_vectors = reinterpret_cast<uintptr_t>(from) % sizeof(uint4) == 0 &&
-                            shape.from_ld % kVectorElems == 0 && shape.from_batch_stride % kVectorElems == 0;
-  return launch_kernel(pad_copy_kernel<Word>, (shape.vectors + kPadCopyThreads - 1) / kPadCopyThreads, kPadCopyThreads,
-                       0, stream, static_cast<uint4*>(to), static_cast<const Word*>(from), shape, from_vectors);
+  constexpr int64_t kMostIn32Bits = std::numeric_limits<uint32_t>::max() - kPadCopyThreads;  // of the last CTA too
+  const auto kernel =
+      shape.vectors <= kMostIn32Bits ? pad_copy_kernel<Word, uint32_t> : pad_copy_kernel<Word, uint64_t>;
+  return launch_kernel(kernel, (shape.vectors + kPadCopyThreads - 1) / kPadCopyThreads, kPadCopyThreads, 0, stream,
+                       static_cast<uint4*>(to), static_cast<const Word*>(from), shape);
 }
 
 }  // namespace

@@ -2,40 +2,59 @@
 #include "epilogue/recompute.cuh"
 #include "epilogue/staged.cuh"
 #include "launch.cuh"
+#include "ptx/shared_storage.cuh"
 #include "scheduler.cuh"
 #include "split_k.h"
 
 namespace jaxgemm {
 namespace {
 
-constexpr int kReduceThreads = 128;
+constexpr int kReduceThreads = 256, kMaxGroups = 8;
 
-// One thread sums four neighbouring columns of out.
+// Four neighbouring columns of out are summed by one thread of each of `groups` groups, which share the splits: group g
+// takes the splits g, g + groups, .... The sums of the groups are then added in their order.
 template <class Accumulator, class Fix>
 __global__ void __launch_bounds__(kReduceThreads)
-    split_k_reduce_kernel(const Accumulator* partials, int64_t splits, int64_t split_stride, Epilogue epilogue,
-                          TileGrid grid, Fix fix, int64_t M, int64_t N) {
+    split_k_reduce_kernel(const Accumulator* partials, int64_t splits, int64_t split_stride, int groups,
+                          Epilogue epilogue, TileGrid grid, Fix fix, int64_t M, int64_t N) {
   using Quad = typename VectorsOf<Accumulator>::Quad;
   const int quads_per_row = grid.cta_n / 4, quads_per_tile = grid.cta_m * quads_per_row;
-  const int ctas_per_tile = quads_per_tile / kReduceThreads;
+  const int quads_per_cta = kReduceThreads / groups, ctas_per_tile = quads_per_tile / quads_per_cta;
+  const int thread = static_cast<int>(threadIdx.x), group = thread / quads_per_cta;
   const unsigned tile_index = blockIdx.x / static_cast<unsigned>(ctas_per_tile);
-  const int quad = static_cast<int>(blockIdx.x) % ctas_per_tile * kReduceThreads + static_cast<int>(threadIdx.x);
-  const TileCoord tile = grid.tile(tile_index);
-  const int64_t row = tile.row + quad / quads_per_row, col = tile.col + quad % quads_per_row * 4;
-  if (row >= M || col >= N) return;
+  const int quad =
+      static_cast<int>(blockIdx.x % static_cast<unsigned>(ctas_per_tile)) * quads_per_cta + thread % quads_per_cta;
 
   const Accumulator* partial = partials + (static_cast<int64_t>(tile_index) * quads_per_tile + quad) * 4;
   Accumulator sum[4] = {};
-#pragma unroll 8
-  for (int64_t split = 0; split < splits; ++split) {
-    const Quad values = *reinterpret_cast<const Quad*>(partial + split * split_stride);
+  const auto add = [&](const Quad& values) {
     sum[0] += values.x;
     sum[1] += values.y;
     sum[2] += values.z;
     sum[3] += values.w;
+  };
+#pragma unroll 8
+  for (int64_t split = group; split < splits; split += groups) {
+    add(*reinterpret_cast<const Quad*>(partial + split * split_stride));
   }
+  Quad* s_sums = shared_storage<Quad[kReduceThreads]>();
+  if (group > 0) s_sums[thread] = {sum[0], sum[1], sum[2], sum[3]};
+  __syncthreads();
+  if (group > 0) return;
+  for (int other = 1; other < groups; ++other) add(s_sums[other * quads_per_cta + thread]);
+
+  const TileCoord tile = grid.tile(tile_index);
+  const int64_t row = tile.row + quad / quads_per_row, col = tile.col + quad % quads_per_row * 4;
+  if (row >= M || col >= N) return;
   fix(sum, tile.batch, row, col, N);
   epilogue.store4(tile.batch, row, col, N, sum);
+}
+
+// So many that a thread takes about four splits.
+int groups_for(int64_t splits) {
+  int groups = 1;
+  while (groups < kMaxGroups && splits > groups * 4) groups *= 2;
+  return groups;
 }
 
 }  // namespace
@@ -52,11 +71,12 @@ std::string reduce_partial_tiles(const GemmArgs& args, const Tile& tile, const S
                                  bool recompute_non_finite) {
   const Problem& p = args.problem;
   const int64_t tile_elems = static_cast<int64_t>(tile.m) * tile.n;
-  const int64_t ctas = split.tiles * (tile_elems / 4 / kReduceThreads);
+  const int groups = groups_for(split.splits);
+  const int64_t ctas = split.tiles * (tile_elems / 4 / (kReduceThreads / groups));
   const auto launch = [&]<class Accumulator, class Fix>(const Accumulator* data, Fix fix) {
-    return launch_kernel(split_k_reduce_kernel<Accumulator, Fix>, ctas, kReduceThreads, 0, args.stream, data,
-                         split.splits, split.tiles * tile_elems, Epilogue(args), TileGrid(tile, p.M, p.N), fix, p.M,
-                         p.N);
+    return launch_kernel(split_k_reduce_kernel<Accumulator, Fix>, ctas, kReduceThreads, kReduceThreads * 16,
+                         args.stream, data, split.splits, split.tiles * tile_elems, groups, Epilogue(args),
+                         TileGrid(tile, p.M, p.N), fix, p.M, p.N);
   };
   if (p.out_dtype == DType::kS32) return launch(static_cast<const int32_t*>(partials), Keep(args));
   const float* sums = static_cast<const float*>(partials);

@@ -23,8 +23,7 @@ std::string kernel_json(const Kernel& kernel) {
   json << "{\"name\": " << quoted(info.full_name) << ", \"family\": " << quoted(info.family)
        << ", \"cta_tile\": " << tile_json(info.cta_tile) << ", \"warp_tile\": " << tile_json(info.warp_tile)
        << ", \"stages\": " << info.stages << ", \"threads\": " << info.threads << ", \"min_sm\": " << info.min_sm
-       << ", \"tf32\": " << (info.tf32 ? "true" : "false")
-       << ", \"dtypes\": "
+       << ", \"tf32\": " << (info.tf32 ? "true" : "false") << ", \"dtypes\": "
        << list(info.dtypes,
                [](const jaxgemm::DTypes& d) {
                  return list(std::array{d.lhs, d.rhs, d.out},
@@ -105,7 +104,12 @@ std::string why_not_with(int smem_bytes, int sm) {
   Kernel kernel = *jaxgemm::kernels().front();
   kernel.info.smem_bytes = smem_bytes;
   const jaxgemm::DTypes& dtypes = kernel.info.dtypes.front();
-  return why_not(kernel, {.lhs_dtype = dtypes.lhs, .rhs_dtype = dtypes.rhs, .out_dtype = dtypes.out, .sm = sm});
+  Problem problem = {};
+  problem.lhs_dtype = dtypes.lhs;
+  problem.rhs_dtype = dtypes.rhs;
+  problem.out_dtype = dtypes.out;
+  problem.sm = sm;
+  return why_not(kernel, problem);
 }
 
 Problem to_problem(const EmuRequest& request) {
