@@ -204,12 +204,17 @@ _MMA_OPS = {
 _MMA_STEP_BYTES = 32  # of K, in every format
 
 
+def mma_steps(instance: Instance) -> int:
+    """Of one warp along a k-tile."""
+    element_bytes = _MMA_OPS[instance.arguments[0]][0]
+    return share(instance.info.warp_tile[2] * element_bytes, _MMA_STEP_BYTES * instance.warps_k)
+
+
 def mma_counts(instance: Instance) -> dict[str, Count]:
     """The multiply-adds of one k-tile. There is one instruction for each 16 x 8 of out, and one k-tile to a turn."""
-    element_bytes, opcode, times = _MMA_OPS[instance.arguments[0]]
-    warp_m, warp_n, k = instance.info.warp_tile
-    steps = share(k * element_bytes, _MMA_STEP_BYTES)
-    mma = share(warp_m, FRAGMENT) * share(warp_n, HMMA_N) * steps * times
+    _, opcode, times = _MMA_OPS[instance.arguments[0]]
+    warp_m, warp_n, _ = instance.info.warp_tile
+    mma = share(warp_m, FRAGMENT) * share(warp_n, HMMA_N) * mma_steps(instance) * times
     return {"*MMA": mma, opcode: mma}
 
 
@@ -217,9 +222,8 @@ def ldmatrix_counts(instance: Instance) -> dict[str, Count]:
     """What brings the fragments of one k-tile from shared memory. LDSM turns elements of 16 bits, and pairs of 8; of 32
     bits, what lies along M or N is loaded word by word.
     """
-    element_bytes = _MMA_OPS[instance.arguments[0]][0]
-    warp_m, warp_n, k = instance.info.warp_tile
-    steps = share(k * element_bytes, _MMA_STEP_BYTES)
+    element_bytes, steps = _MMA_OPS[instance.arguments[0]][0], mma_steps(instance)
+    warp_m, warp_n, _ = instance.info.warp_tile
     lhs, rhs = share(warp_m, FRAGMENT) * steps, share(warp_n, FRAGMENT) * steps
     along_mn = lhs * instance.transposed[0] + rhs * (not instance.transposed[1])
     words = element_bytes == WORD_BYTES
@@ -268,8 +272,7 @@ def mma_multistage(instance: Instance) -> Expectation:
     element_bytes = _MMA_OPS[instance.arguments[0]][0]
     counts = mma_counts(instance) | ldmatrix_counts(instance)
     if instance.arguments[1] == "false":  # unaligned operands: a loop over the steps, copies outside of it
-        steps = share(k * element_bytes, _MMA_STEP_BYTES)
-        per_step = {pattern: share(number, steps) for pattern, number in counts.items() if isinstance(number, int)}
+        per_step = {pattern: share(number, mma_steps(instance)) for pattern, number in counts.items() if isinstance(number, int)}
         return Expectation(main_loop=("*MMA",), k_tile=per_step, only_in_main_loops=("*MMA", "LDSM"))
     vectors = share((m + n) * k * element_bytes, VECTOR_BYTES * instance.info.threads)  # that a thread copies
     return Expectation(

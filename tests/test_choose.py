@@ -16,6 +16,7 @@ from jaxgemm._choose import choose
 from jaxgemm._native import _core
 from jaxgemm._target import PORTABLE_SM
 from tests.helpers import FAMILIES, KERNEL_NAMES, cuda_text, problem, request, struct
+from tests.values import is_float
 
 DTYPES = sorted({row for info in _core.kernels() for row in info.dtypes})
 SIZES = [0, 1, 2, 7, 15, 16, 17, 31, 64, 100, 127, 128, 129, 1000, 1024, 4095, 4096, 8192]
@@ -24,10 +25,11 @@ SIZES = [0, 1, 2, 7, 15, 16, 17, 31, 64, 100, 127, 128, 129, 1000, 1024, 4095, 4
 def random_problem(rng: np.random.Generator) -> _core.Problem:
     lhs, rhs, out = DTYPES[rng.integers(len(DTYPES))]
     m, n, k = (int(s) for s in rng.choice(SIZES, 3))
+    epilogue = {"activation": str(rng.choice(_core.activations())), "has_bias": bool(rng.integers(2))}
     return problem(
         m, n, k, batch=int(rng.choice([0, 1, 2, 64])), layout=str(rng.choice(["NN", "NT", "TN", "TT"])),
         lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out, precision=str(rng.choice(_core.precisions())),
-        activation=str(rng.choice(_core.activations())), has_bias=bool(rng.integers(2)),
+        **(epilogue if is_float(out) else {}),  # integers take none
         sm=int(rng.choice([80, 86, 89, 90, 100, 103, 120])),
     )  # fmt: skip
 
@@ -53,6 +55,9 @@ def test_select_without_any_able_kernel() -> None:
     assert _core.select(problem(8, 8, 8, sm=75)) == ""
     assert _core.select(problem(8, 8, 8, lhs_dtype="float8_e4m3fn")) == ""
     assert _core.select(problem(8, 8, 8), "nothing") == ""
+    integers = {"lhs_dtype": "int8", "rhs_dtype": "int8", "out_dtype": "int32"}
+    assert _core.select(problem(8, 8, 8, **integers))
+    assert _core.select(problem(8, 8, 8, has_bias=True, **integers)) == ""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -72,13 +77,13 @@ def test_choose_is_deterministic_and_says_why(dtype: str) -> None:
 @pytest.mark.parametrize("name", KERNEL_NAMES + FAMILIES)
 def test_a_named_kernel_runs_or_raises(name: str) -> None:
     taken = 0
-    for dtype in ("float32", "bfloat16", "float16"):
-        asked = request(struct((24, 40), dtype), struct((40, 8), dtype))
+    for dtype, out in (("float32",) * 2, ("bfloat16",) * 2, ("float16",) * 2, ("int8", "int32")):
+        asked = request(struct((24, 40), dtype), struct((40, 8), dtype), preferred_element_type=jnp.dtype(out))
         try:
             choice = choose(asked, name, 90)
         except ValueError as error:
             text = str(error)
-            assert f"kernel={name!r} cannot run {dtype} x {dtype} -> {dtype}, M=24 N=8 K=40" in text
+            assert f"kernel={name!r} cannot run {dtype} x {dtype} -> {out}, M=24 N=8 K=40" in text
             assert "does not multiply" in text
             assert "kernels that can: " in text
             assert all(can in KERNEL_NAMES for can in text.split("kernels that can: ")[1].rstrip(".").split(", "))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -13,6 +14,7 @@ import jaxgemm
 from jaxgemm._native import GEMM_TARGET, _core
 from tests.gpu_limits import MAX_SMEM_BYTES
 from tests.helpers import FAMILIES, KERNEL_NAMES, ROOT, problem
+from tests.values import is_float
 
 
 def test_ladder_is_complete_and_in_order() -> None:
@@ -25,6 +27,11 @@ def test_ladder_is_complete_and_in_order() -> None:
 def test_every_source_is_a_family() -> None:
     sources = {path.stem for path in (ROOT / "cuda" / "kernels").glob("*.cu")}
     assert sources == set(FAMILIES)
+
+
+def able_gpus(info: Any) -> list[int]:
+    """Compute capabilities, times ten, that the kernel has code for."""
+    return [sm for sm in MAX_SMEM_BYTES if info.min_sm <= sm and (info.max_sm == 0 or sm <= info.max_sm)]
 
 
 @pytest.mark.parametrize("name", KERNEL_NAMES)
@@ -41,7 +48,7 @@ def test_facts_fit_together(name: str) -> None:
     assert 32 <= info.threads <= 1024
     warps_of_tile = (info.cta_tile[0] // info.warp_tile[0]) * (info.cta_tile[1] // info.warp_tile[1])
     assert (info.threads // 32) % warps_of_tile == 0, "every warp tile has a warp; more warps share along k"
-    assert 0 <= info.smem_bytes <= MAX_SMEM_BYTES[info.min_sm]
+    assert 0 <= info.smem_bytes <= max(MAX_SMEM_BYTES[sm] for sm in able_gpus(info))
     assert info.stages >= 1
     assert info.layouts == [layout for layout in ("NN", "NT", "TN", "TT") if layout in info.layouts] != []
     assert info.max_ctas == 2**31 - 1
@@ -66,9 +73,15 @@ def test_facts_agree_with_why_not(name: str) -> None:
         assert asked.layout == layout
         assert (not _core.why_not(name, asked)) == (layout in info.layouts)
     assert "sm_" in _core.why_not(name, problem(8, 8, 8, sm=info.min_sm - 1, **dtypes))
-    assert not _core.why_not(name, problem(8, 8, 8, sm=info.min_sm, **dtypes))
-    fused = problem(8, 8, 8, activation="relu", has_bias=True, **dtypes)
-    assert (not _core.why_not(name, fused)) == info.fused_epilogue
+    for sm in able_gpus(info):
+        enough = info.smem_bytes <= MAX_SMEM_BYTES[sm]
+        assert (not _core.why_not(name, problem(8, 8, 8, sm=sm, **dtypes))) == enough
+    for asked in ({"activation": "relu"}, {"has_bias": True}, {"activation": "silu", "has_bias": True}):
+        sentence = _core.why_not(name, problem(8, 8, 8, **asked, **dtypes))
+        if not info.fused_epilogue:
+            assert sentence == "does not fuse bias and activation"
+        else:
+            assert sentence == ("" if is_float(out) else "fuses bias and activation with floating-point results only")
 
 
 @pytest.mark.parametrize("name", KERNEL_NAMES)
@@ -77,7 +90,7 @@ def test_a_gpu_has_the_shared_memory_that_a_kernel_needs(name: str) -> None:
     info = next(info for info in jaxgemm.kernels() if info.name == name)
     dtypes = dict(zip(("lhs_dtype", "rhs_dtype", "out_dtype"), info.dtypes[0], strict=True))
     for sm, limit in MAX_SMEM_BYTES.items():
-        if sm < info.min_sm or (info.max_sm and sm > info.max_sm):
+        if sm not in able_gpus(info):
             continue
         lacking = f"needs {info.smem_bytes} bytes of shared memory per CTA, sm_{sm} has {limit}"
         expected = lacking if info.smem_bytes > limit else ""
@@ -139,8 +152,9 @@ def test_every_select_within_a_family_minimises_the_model() -> None:
     names = collections.defaultdict(list)
     for info in jaxgemm.kernels():
         names[info.family].append(info)
-    for family, infos in names.items():
-        dtypes = dict(zip(("lhs_dtype", "rhs_dtype", "out_dtype"), infos[0].dtypes[0], strict=True))
+    for family, taken in [(family, row) for family, infos in names.items() for row in {i.dtypes[0] for i in infos}]:
+        infos = [info for info in names[family] if taken in info.dtypes]
+        dtypes = dict(zip(("lhs_dtype", "rhs_dtype", "out_dtype"), taken, strict=True))
         for m, n, k in [(64, 64, 64), (4096, 4096, 4096), (1, 8192, 4096), (100, 3000, 77)]:
             asked = problem(m, n, k, **dtypes)
             costs = {info.name: _core.estimated_cost(info.name, asked) for info in infos}

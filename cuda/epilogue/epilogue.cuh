@@ -10,19 +10,15 @@
 
 namespace jaxgemm {
 
+// gelu_tanh: 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), Hendrycks and Gimpel, "Gaussian Error Linear
+// Units", arXiv:1606.08415, section 2. That is x / (1 + exp(-2u)): silu(x) = x / (1 + exp(-x)) of another argument.
 __device__ inline float activate(Activation activation, float x) {
-  switch (activation) {
-    case Activation::kRelu: return x < 0.0f ? 0.0f : x;  // keeps NaN, which fmaxf would drop
-    case Activation::kGeluTanh: {
-      // Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415, section 2.
-      constexpr float kSqrt2OverPi = 0.7978845608028654f;
-      return 0.5f * x * (1.0f + tanhf(kSqrt2OverPi * (x + 0.044715f * x * x * x)));
-    }
-    case Activation::kGeluErf: return 0.5f * x * erfcf(-x * 0.7071067811865476f);
-    case Activation::kSilu: return x / (1.0f + expf(-x));
-    case Activation::kNone: break;
-  }
-  return x;
+  if (activation == Activation::kNone) return x;
+  if (activation == Activation::kRelu) return x < 0.0f ? 0.0f : x;  // keeps NaN, which fmaxf would drop
+  if (activation == Activation::kGeluErf) return 0.5f * x * erfcf(-x * 0.7071067811865476f);
+  constexpr float k2Sqrt2OverPi = 1.5957691216057308f;
+  const float sigmoid_of = activation == Activation::kSilu ? x : k2Sqrt2OverPi * (x + 0.044715f * x * x * x);
+  return x / (1.0f + expf(-sigmoid_of));
 }
 
 // Four neighbours at a multiple of their size, rounded and stored at once.

@@ -45,13 +45,14 @@ struct StagedTile {
   using Quad = typename VectorsOf<Accumulator>::Quad;
 
   // The warp tile at (row, col), made of fragments whose rows (columns) are dealt to the lanes in groups: see dealt().
+  // `add`: to what is there.
   template <int kRowGroup, int kColGroup, int kFragmentsM, int kFragmentsN>
   __device__ void store(const Accumulator (&r_tile)[kFragmentsM][kFragmentsN][4], int row, int col,
-                        const RowPhases& phases) {
+                        const RowPhases& phases, bool add = false) {
     if (phases.all_zero()) {
-      store_rows<kRowGroup, kColGroup, true>(r_tile, row, col, phases);
+      store_rows<kRowGroup, kColGroup, true>(r_tile, row, col, phases, add);
     } else {
-      store_rows<kRowGroup, kColGroup, false>(r_tile, row, col, phases);
+      store_rows<kRowGroup, kColGroup, false>(r_tile, row, col, phases, add);
     }
   }
 
@@ -94,7 +95,7 @@ struct StagedTile {
 
   template <int kRowGroup, int kColGroup, bool kVectors, int kFragmentsM, int kFragmentsN>
   __device__ void store_rows(const Accumulator (&r_tile)[kFragmentsM][kFragmentsN][4], int row, int col,
-                             const RowPhases& phases) {
+                             const RowPhases& phases, bool add) {
     constexpr int kNeighbours = kColGroup == 1 ? 2 : 4;  // columns that a lane holds and stores together
     constexpr int kNeighbourSlots = kColGroup < kNeighbours ? kColGroup : kNeighbours;
     const fragment::Coord first = fragment::d(static_cast<int>(threadIdx.x) % 32, 0);
@@ -110,11 +111,15 @@ struct StagedTile {
           Accumulator* s_sums = s_row + fragment::dealt<kColGroup>(j, first.col + c);
           if constexpr (!kVectors) {
 #pragma unroll
-            for (int i = 0; i < kNeighbours; ++i) s_sums[i] = sum(i);
+            for (int i = 0; i < kNeighbours; ++i) s_sums[i] = add ? s_sums[i] + sum(i) : sum(i);
           } else if constexpr (kNeighbours == 2) {
-            *reinterpret_cast<Pair*>(s_sums) = {sum(0), sum(1)};
+            Pair& s_pair = *reinterpret_cast<Pair*>(s_sums);
+            const Pair pair = {sum(0), sum(1)};
+            s_pair = add ? Pair{s_pair.x + pair.x, s_pair.y + pair.y} : pair;
           } else {
-            *reinterpret_cast<Quad*>(s_sums) = {sum(0), sum(1), sum(2), sum(3)};
+            Quad& s_quad = *reinterpret_cast<Quad*>(s_sums);
+            const Quad quad = {sum(0), sum(1), sum(2), sum(3)};
+            s_quad = add ? Quad{s_quad.x + quad.x, s_quad.y + quad.y, s_quad.z + quad.z, s_quad.w + quad.w} : quad;
           }
         }
       }

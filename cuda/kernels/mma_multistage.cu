@@ -22,15 +22,18 @@ namespace jaxgemm {
 namespace {
 
 // A k-tile is 128 bytes of K, such that its runs along K fill all banks once. CTAS is how many CTAs are to fit a
-// multiprocessor: what registers and stages are budgeted for.
-template <int ELEMENT_BYTES, int CTA_M, int CTA_N, int WARP_M, int WARP_N, int STAGES, int CTAS>
+// multiprocessor: what registers and stages are budgeted for. WARPS_K warps share a warp tile: each takes its part of
+// every k-tile, and their sums are added in shared memory. A CTA that has the multiprocessor to itself so gets the
+// eight warps that it takes to hide latency, with warp tiles large enough for the bandwidth of shared memory.
+template <int ELEMENT_BYTES, int CTA_M, int CTA_N, int WARP_M, int WARP_N, int STAGES, int CTAS, int WARPS_K = 1>
 struct TileConfig {
   static constexpr std::string_view kFamily = "mma_multistage";
   static constexpr auto kDTypes = kMmaDTypes<ELEMENT_BYTES>;
   static constexpr bool kTf32 = ELEMENT_BYTES == 4, kSplitK = true;
   static constexpr int kRunBytes = 128, kElementBytes = ELEMENT_BYTES;
   static constexpr Tile kCtaTile = {CTA_M, CTA_N, kRunBytes / ELEMENT_BYTES}, kWarpTile = {WARP_M, WARP_N, kCtaTile.k};
-  static constexpr int kStages = STAGES, kThreads = CTA_M / WARP_M * (CTA_N / WARP_N) * sm80::kWarpSize, kCtas = CTAS;
+  static constexpr int kStages = STAGES, kCtas = CTAS;
+  static constexpr int kThreads = CTA_M / WARP_M * (CTA_N / WARP_N) * WARPS_K * sm80::kWarpSize;
 
   struct Stage {
     alignas(128) char lhs[CTA_M * kRunBytes], rhs[CTA_N * kRunBytes];
@@ -43,7 +46,7 @@ struct TileConfig {
 
 struct Config64x64x64 : TileConfig<2, 64, 64, 32, 32, 4, 3> {};
 struct Config64x128x64 : TileConfig<2, 64, 128, 32, 64, 4, 2> {};
-struct Config128x128x64 : TileConfig<2, 128, 128, 64, 64, 3, 2> {};
+struct Config128x128x64 : TileConfig<2, 128, 128, 64, 64, 5, 1, 2> {};
 struct Config128x256x64 : TileConfig<2, 128, 256, 64, 64, 4, 1> {};
 struct Config64x64x32 : TileConfig<4, 64, 64, 32, 32, 4, 2> {};
 struct Config128x128x32 : TileConfig<4, 128, 128, 64, 32, 3, 1> {};
@@ -78,9 +81,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 
   auto& s_out = smem.sums.of(Accumulator{});
   const RowPhases phases = partials == nullptr ? RowPhases(epilogue, tile) : RowPhases();
-  s_out.template store<Loop::LhsLoader::kGroup, Loop::RhsLoader::kGroup>(accumulators, Loop::warp_row(),
-                                                                         Loop::warp_col(), phases);
-  __syncthreads();
+#pragma unroll
+  for (int part = 0; part < Loop::kWarpsK; ++part) {
+    if (Loop::warp_k() == part) {
+      s_out.template store<Loop::LhsLoader::kGroup, Loop::RhsLoader::kGroup>(accumulators, Loop::warp_row(),
+                                                                             Loop::warp_col(), phases, part > 0);
+    }
+    __syncthreads();
+  }
   if (partials == nullptr) {
     write_tile<Op, Config::kThreads>(s_out, phases, epilogue, fix, tile, M, N);
   } else {

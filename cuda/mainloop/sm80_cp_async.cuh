@@ -18,7 +18,8 @@ struct Mainloop {
   using Element = typename Op::Element;
   using Accumulator = typename Op::Accumulator;
   static constexpr Tile kCta = Config::kCtaTile, kWarp = Config::kWarpTile;
-  static constexpr int kWarpsN = kCta.n / kWarp.n;
+  static constexpr int kWarpsN = kCta.n / kWarp.n, kWarpsMN = kCta.m / kWarp.m * kWarpsN;
+  static constexpr int kWarpsK = Config::kThreads / kWarpSize / kWarpsMN;
   static constexpr bool kLhsAlongM = kLhsTransposed, kRhsAlongN = !kRhsTransposed;
   using LhsTile = OperandTile<Element, kCta.m, kCta.k, kLhsAlongM>;
   using RhsTile = OperandTile<Element, kCta.n, kCta.k, kRhsAlongN>;
@@ -27,16 +28,17 @@ struct Mainloop {
   using LhsLoader = FragmentLoader<LhsTile, Element, kLhsAlongM, true>;
   using RhsLoader = FragmentLoader<RhsTile, Element, kRhsAlongN, false>;
 
-  static constexpr int kSteps = kCta.k / Op::kK;
+  static constexpr int kSteps = kCta.k / kWarpsK / Op::kK;
   static constexpr int kFragmentsM = kWarp.m / fragment::kM, kFragmentsN = kWarp.n / fragment::kN;
-  static_assert(kSteps * Op::kK == kCta.k && kSteps % 2 == 0,
+  static_assert(kSteps * Op::kK * kWarpsK == kCta.k && kSteps % 2 == 0,
                 "the fragments of a k-tile's first step are always the first");
   static_assert(kFragmentsM * fragment::kM == kWarp.m && kFragmentsN * fragment::kN == kWarp.n && kFragmentsN % 2 == 0);
   using Accumulators = Accumulator[kFragmentsM][kFragmentsN][4];
 
-  // The first row and column of the executing warp's tile in the CTA tile.
-  __device__ static int warp_row() { return static_cast<int>(threadIdx.x) / kWarpSize / kWarpsN * kWarp.m; }
-  __device__ static int warp_col() { return static_cast<int>(threadIdx.x) / kWarpSize % kWarpsN * kWarp.n; }
+  // The first row and column of the executing warp's tile in the CTA tile, and its share of every k-tile: kSteps steps.
+  __device__ static int warp_row() { return warp() % kWarpsMN / kWarpsN * kWarp.m; }
+  __device__ static int warp_col() { return warp() % kWarpsN * kWarp.n; }
+  __device__ static int warp_k() { return warp() / kWarpsMN; }
 
   using LhsFragments = uint32_t[kFragmentsM][4];
   using RhsFragments = uint32_t[kFragmentsN][2];
@@ -72,8 +74,8 @@ struct Mainloop {
   __device__ static void run(Accumulators& accumulators, Stage (&stages)[Config::kStages], LhsCopy lhs_copy,
                              RhsCopy rhs_copy, int64_t K) {
     constexpr int kStages = Config::kStages;
-    const LhsLoader lhs_loader(warp_row());
-    const RhsLoader rhs_loader(warp_col());
+    const LhsLoader lhs_loader(warp_row(), warp_k() * kSteps);
+    const RhsLoader rhs_loader(warp_col(), warp_k() * kSteps);
 
     int tiles_left = static_cast<int>((K + kCta.k - 1) / kCta.k);  // of what has not been copied; negative past the end
     const int last_k = static_cast<int>(K - (tiles_left - 1) * static_cast<int64_t>(kCta.k));
@@ -138,8 +140,8 @@ struct Mainloop {
   template <class Stage>
   __device__ static void run_any(Accumulators& accumulators, Stage& stage, LhsCopy lhs_copy, RhsCopy rhs_copy,
                                  CopyWidth lhs_width, CopyWidth rhs_width, int64_t K) {
-    const LhsLoader lhs_loader(warp_row());
-    const RhsLoader rhs_loader(warp_col());
+    const LhsLoader lhs_loader(warp_row(), warp_k() * kSteps);
+    const RhsLoader rhs_loader(warp_col(), warp_k() * kSteps);
 #pragma unroll 1
     for (int64_t k = 0; k < K; k += kCta.k) {
       const int k_here = K - k < kCta.k ? static_cast<int>(K - k) : kCta.k;
@@ -156,6 +158,9 @@ struct Mainloop {
       __syncthreads();
     }
   }
+
+ private:
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
 };
 
 }  // namespace jaxgemm::sm80

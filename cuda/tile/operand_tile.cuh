@@ -170,19 +170,21 @@ class FragmentLoader {
   // How rows (columns) are dealt to the lanes (fragment::dealt): int8 along MN comes in pairs (load_bytes_along_mn).
   static constexpr int kGroup = kMnContiguous && sizeof(Element) == 1 ? 2 : 1;
 
-  // Fragments begin at mn + multiples of 16 and at multiples of kStepK.
-  __device__ explicit FragmentLoader(int mn) {
+  // Fragments begin at mn + multiples of 16, and at first_step and the steps after it.
+  __device__ explicit FragmentLoader(int mn, int first_step = 0) {
     const int lane = static_cast<int>(threadIdx.x) % 32, matrix = lane / 8, row = lane % 8;
     if constexpr (!kMnContiguous) {
       const int mn_half = kIsLhs ? matrix % 2 : matrix / 2, k_half = kIsLhs ? matrix / 2 : matrix % 2;
-      lane_offset_ = Tile::offset(mn + mn_half * 8 + row, k_half);
+      lane_offset_ = Tile::offset(mn + mn_half * 8 + row, 2 * first_step + k_half);
     } else if constexpr (sizeof(Element) == 2) {
       const int mn_half = kIsLhs ? matrix % 2 : matrix / 2, k_half = kIsLhs ? matrix / 2 : matrix % 2;
-      lane_offset_ = Tile::offset(k_half * 8 + row, mn / Tile::kVectorElems + mn_half);
+      lane_offset_ = Tile::offset(first_step * 16 + k_half * 8 + row, mn / Tile::kVectorElems + mn_half);
     } else if constexpr (sizeof(Element) == 4) {
-      lane_offset_ = Tile::offset(lane % 4, mn / Tile::kVectorElems + lane / 16) + lane / 4 % 4 * kElementBytes;
+      lane_offset_ =
+          Tile::offset(first_step * 8 + lane % 4, mn / Tile::kVectorElems + lane / 16) + lane / 4 % 4 * kElementBytes;
     } else {
-      lane_offset_ = Tile::offset(matrix / 2 * 16 + row / 2 * 4 + matrix % 2 * 2 + row % 2, mn / Tile::kVectorElems);
+      lane_offset_ = Tile::offset(first_step * 32 + matrix / 2 * 16 + row / 2 * 4 + matrix % 2 * 2 + row % 2,
+                                  mn / Tile::kVectorElems);
     }
   }
 

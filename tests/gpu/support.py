@@ -89,19 +89,24 @@ def poison_free_memory() -> None:
 class Program:
     """One compiled function that runs a kernel on many cases, each into an output that was filled with NaN before.
 
-    The outputs are written into donated arrays of 0xFF bytes. Canaries lie between all buffers.
+    The outputs are written into donated arrays of 0xFF bytes. Canaries lie between all buffers. ``kernels`` names
+    another kernel for each case, or None for the chooser's; all must round their operands if ``info`` does.
     """
 
-    def __init__(self, info: Any, dtypes: DTypes, precision: str, cases: Sequence[Case]) -> None:
+    def __init__(
+        self, info: Any, dtypes: DTypes, precision: str, cases: Sequence[Case],
+        kernels: Sequence[str | None] | None = None,
+    ) -> None:  # fmt: skip
         self.cases, self.dtypes, self.tf32 = list(cases), dtypes, rounds_operands(info, dtypes, precision)
+        self.names = [info.name] * len(self.cases) if kernels is None else list(kernels)
 
         def run(operands: Any, poison: Any) -> list[jax.Array]:
             return [
                 jaxgemm.dot_general(
                     lhs, rhs, case.dimension_numbers, precision=precision, preferred_element_type=dtypes[2],
-                    kernel=info.name,
+                    kernel=name,
                 )
-                for case, (lhs, rhs) in zip(self.cases, operands, strict=True)
+                for case, name, (lhs, rhs) in zip(self.cases, self.names, operands, strict=True)
             ]  # fmt: skip
 
         self.run = jax.jit(run, donate_argnums=1, keep_unused=True)
@@ -130,14 +135,14 @@ class Program:
 
     def check_exact(self, operands: Sequence[tuple[np.ndarray, np.ndarray]], results: Sequence[np.ndarray]) -> None:
         """Every result is the float64 product, rounded once."""
-        for case, (lhs, rhs), out in zip(self.cases, operands, results, strict=True):
-            assert_equal(out, rounded(case.product(lhs, rhs), self.dtypes[2]), str(case))
+        for case, name, (lhs, rhs), out in zip(self.cases, self.names, operands, results, strict=True):
+            assert_equal(out, rounded(case.product(lhs, rhs), self.dtypes[2]), f"{name} {case}")
 
     def worst_error(self, operands: Sequence[tuple[np.ndarray, np.ndarray]], results: Sequence[np.ndarray]) -> float:
         """The largest error over its bound among all cases, each of which must be at most 1."""
         worst = 0.0
-        for case, pair, out in zip(self.cases, operands, results, strict=True):
+        for case, name, pair, out in zip(self.cases, self.names, operands, results, strict=True):
             ratio = product_error_ratio(case, out, pair, self.dtypes, self.tf32)
-            assert ratio <= 1, f"{case}: error {ratio:.3g} times its bound"
+            assert ratio <= 1, f"{name} {case}: error {ratio:.3g} times its bound"
             worst = max(worst, ratio)
         return worst
