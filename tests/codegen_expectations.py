@@ -210,7 +210,7 @@ def mma_steps(instance: Instance) -> int:
     return share(instance.info.warp_tile[2] * element_bytes, _MMA_STEP_BYTES * instance.warps_k)
 
 
-def mma_counts(instance: Instance) -> dict[str, Count]:
+def mma_counts(instance: Instance) -> dict[str, int]:
     """The multiply-adds of one k-tile. There is one instruction for each 16 x 8 of out, and one k-tile to a turn."""
     _, opcode, times = _MMA_OPS[instance.arguments[0]]
     warp_m, warp_n, _ = instance.info.warp_tile
@@ -218,7 +218,7 @@ def mma_counts(instance: Instance) -> dict[str, Count]:
     return {"*MMA": mma, opcode: mma}
 
 
-def ldmatrix_counts(instance: Instance) -> dict[str, Count]:
+def ldmatrix_counts(instance: Instance) -> dict[str, int]:
     """What brings the fragments of one k-tile from shared memory. LDSM turns elements of 16 bits, and pairs of 8; of 32
     bits, what lies along M or N is loaded word by word.
     """
@@ -272,7 +272,8 @@ def mma_multistage(instance: Instance) -> Expectation:
     element_bytes = _MMA_OPS[instance.arguments[0]][0]
     counts = mma_counts(instance) | ldmatrix_counts(instance)
     if instance.arguments[1] == "false":  # unaligned operands: a loop over the steps, copies outside of it
-        per_step = {pattern: share(number, mma_steps(instance)) for pattern, number in counts.items() if isinstance(number, int)}
+        steps = mma_steps(instance)
+        per_step: dict[str, Count] = {pattern: share(number, steps) for pattern, number in counts.items()}
         return Expectation(main_loop=("*MMA",), k_tile=per_step, only_in_main_loops=("*MMA", "LDSM"))
     vectors = share((m + n) * k * element_bytes, VECTOR_BYTES * instance.info.threads)  # that a thread copies
     return Expectation(

@@ -96,11 +96,11 @@ class OperandCopy {
 #pragma unroll 1
     for (int i = 0; i < kSteps; ++i) {
       const int elems = inside(i, k_left) ? valid : 0;
-      if (width == CopyWidth::k16) {
+      if (width >= CopyWidth::k16) {  // not ==, of which ptxas makes a jump table
         ptx::cp_async_16(s_vector, g_vector_, elems * kElementBytes);
-      } else if (width == CopyWidth::k8) {
+      } else if (width >= CopyWidth::k8) {
         copy_pieces<8>(s_vector, g_vector_, elems);
-      } else if (width == CopyWidth::k4) {
+      } else if (width >= CopyWidth::k4) {
         copy_pieces<4>(s_vector, g_vector_, elems);
       } else if constexpr (sizeof(Element) < 4) {  // larger ones are always aligned to 4 bytes
         copy_elements(s_vector, g_vector_, elems);
