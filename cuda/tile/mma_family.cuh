@@ -57,7 +57,7 @@ __device__ void write_plain_tile(const StagedTile<Accumulator, kRows, kCols>& s_
                                  const Fix& fix, const TileCoord& tile, int64_t N) {
   Out* g_tile =
       static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + tile.row * epilogue.ld + tile.col;
-  s_out.template for_each_quad<kThreads>([&](int row, int col, const auto& quad) {
+  s_out.template for_each_quad<kThreads>([&](int row, int col, auto quad) {
     Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};
     fix(sums, tile.batch, tile.row + row, tile.col + col, N);
     round4(g_tile + row * epilogue.ld + col, sums);
@@ -79,7 +79,7 @@ __device__ void write_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, c
   }
   s_out.template for_each_moved_quad<kThreads>(
       phases,
-      [&](int row, int col, const auto& quad) {
+      [&](int row, int col, auto quad) {
         const int64_t m = tile.row + row, n = tile.col + col;
         if (m >= M || n >= N) return;
         Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};

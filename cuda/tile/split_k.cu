@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kReduceThreads)
 
   const Accumulator* partial = partials + (static_cast<int64_t>(tile_index) * quads_per_tile + quad) * 4;
   Accumulator sum[4] = {};
-  const auto add = [&](const Quad& values) {
+  const auto add = [&](Quad values) {
     sum[0] += values.x;
     sum[1] += values.y;
     sum[2] += values.z;
