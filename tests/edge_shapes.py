@@ -139,6 +139,12 @@ def deep_shape(info: Any) -> Shape:
     return Shape(tile_m // 2 + 1, tile_n // 2 + 3, 27 * tile_k + 3)
 
 
+def long_shape(info: Any) -> Shape:
+    """One tile with so many k-tiles that a kernel which can split K gives each split several of them."""
+    tile_m, tile_n, tile_k = info.cta_tile
+    return Shape(tile_m // 2 + 1, tile_n // 2 + 3, 96 * tile_k + 3)
+
+
 def fixed_shapes(info: Any, number: int) -> list[Shape]:
     """What every test of a kernel has: primes, K = 0, whole tiles, several bands, leading dimensions 8a + r, long K."""
     tile_m, tile_n, tile_k = info.cta_tile

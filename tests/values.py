@@ -118,9 +118,10 @@ def plant(case: Case, operands: dict[str, np.ndarray], operand: str, value: floa
     return [outer for outer, _ in marks]
 
 
-def float32_extremes(rng: np.random.Generator, k: int = 99) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Products for which a sum of TF32 products needs care to be what float32 multiply-adds give."""
-    m, n = 37, 41
+def float32_extremes(
+    rng: np.random.Generator, k: int = 99, m: int = 37, n: int = 41
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Products for which a sum of TF32 products needs care to be what float32 multiply-adds give; m is at most n."""
     largest = float(np.finfo(np.float32).max)  # which TF32 rounds to infinity
     lhs, rhs = rng.standard_normal((m, k)), rng.uniform(-0.25, 0.25, (k, n))
 

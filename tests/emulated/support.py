@@ -31,6 +31,8 @@ PLACEMENTS = (
 
 BUDGET = 200_000_000
 """Multiply-adds of 16-bit operands, whole tiles counted, that one test of a kernel may take: a second of one core."""
+EDGE_BUDGET = 6 * BUDGET
+"""What all tests of a kernel at the edges of its tile take together."""
 
 SEEDS = (0, 40, 80, 13, 67, 5, 30)
 """Schedules with all engines slow, all in between, all prompt; and mixtures."""
@@ -73,14 +75,15 @@ def affordable(
 @functools.cache
 def _edge_trials(name: str) -> dict[tuple[DTypes, str, str], list[Trial]]:
     info, seen = INFO[name], Counter[Shape]()
+    rows = list(itertools.product(modes(info), LAYOUTS))
     tests = {}
-    for turn, ((dtypes, precision), layout) in enumerate(itertools.product(modes(info), LAYOUTS)):
+    for turn, ((dtypes, precision), layout) in enumerate(rows):
         ragged, *rest = [
             Trial(case, PLACEMENTS[(i + turn) % len(PLACEMENTS)], Schedule(i + 7 * turn), turn, precision)
             for i, case in enumerate([ragged_case(info, layout), *cases(info, turn // len(LAYOUTS), layout)])
         ]
         rest.sort(key=lambda trial: (seen[trial.case.shape], tiled_work(info, trial.case.shape)))
-        taken = affordable(info, [ragged, *rest], lambda trial: trial)
+        taken = affordable(info, [ragged, *rest], lambda trial: trial, EDGE_BUDGET // len(rows))
         seen.update(trial.case.shape for trial in taken)
         tests[dtypes, precision, layout] = taken
     return tests

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxgemm._native import _core
-from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape, pairwise_shapes, ragged_case
+from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape, long_shape, pairwise_shapes, ragged_case
 from tests.emulated.support import (
     BUDGET,
     PLACEMENTS,
@@ -61,7 +61,7 @@ def test_shapes_have_their_turn() -> None:
         share = len(wanted & run) / len(wanted)
         for dtypes in info.dtypes:
             covered[info.family, dtypes[0]] = max(share, covered.get((info.family, dtypes[0]), 0))
-    assert min(covered.values()) > 0.95, covered
+    assert min(covered.values()) > 0.9, covered
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -73,7 +73,7 @@ def test_placements(emulated: Emulator, info: Any, layout: str) -> None:
         (dtypes[0], precision): (dtypes, precision) for dtypes, precision in modes(info)
     }.values():
         trials = [Trial(case, placement, Schedule(i), precision=precision) for i, placement in enumerate(PLACEMENTS)]
-        taken = affordable(info, [*trials[turn:], *trials[:turn]], lambda trial: trial, BUDGET // 2)
+        taken = affordable(info, [*trials[turn:], *trials[:turn]], lambda trial: trial, BUDGET // 3)
         assert_all_right(emulated, info.name, dtypes, taken)
 
 
@@ -88,16 +88,28 @@ def test_empty(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) ->
 @over_modes(lambda info, dtypes, _: dtypes == info.dtypes[-1])
 def test_schedules(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
     """The same bits and the same number of switches from the same seed; the same bits from all seeds and workers."""
-    cases = [(ragged_case(info, LAYOUTS[seed % 4]), Schedule(seed)) for seed in SEEDS]
-    cases += [(cases[0][0], schedule) for schedule in (Schedule(0), Schedule(1, workers=3))]
-    trials = [Trial(case, schedule=schedule, precision=precision) for case, schedule in cases]
+    schedules = [Schedule(0), Schedule(0), Schedule(1, workers=3), *map(Schedule, SEEDS[1:])]
+    trials = [
+        Trial(ragged_case(info, LAYOUTS[schedule.seed % 4 if i > 2 else 0]), schedule=schedule, precision=precision)
+        for i, schedule in enumerate(schedules)
+    ]
+    trials = [*trials[:3], *affordable(info, trials[3:], lambda trial: trial, BUDGET // 2)]
     runs = in_parallel(lambda trial: try_integers(emulated, info.name, dtypes, trial), trials)
     by_layout: dict[str, bytes] = {}
     for trial, (result, expected) in zip(trials, runs, strict=True):
         assert not faults(result, expected), trial.command(info.name, dtypes)
         assert by_layout.setdefault(trial.case.layout, result.out.tobytes()) == result.out.tobytes()
-    assert runs[0][0].run.switches == runs[len(SEEDS)][0].run.switches
-    assert (runs[0][0].owners == runs[len(SEEDS) + 1][0].owners).all()
+    assert runs[0][0].run.switches == runs[1][0].run.switches
+    assert (runs[0][0].owners == runs[2][0].owners).all()
+
+
+@over_modes(lambda info, dtypes, _: info.split_k and dtypes == info.dtypes[0])
+def test_splits_of_several_k_tiles(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
+    """K split into parts of several k-tiles, the last of which is shorter, and as many parts as there can be."""
+    case = Case(long_shape(info), "NN")
+    result, expected = try_integers(emulated, info.name, dtypes, Trial(case, precision=precision))
+    assert not faults(result, expected)
+    assert result.run.launches == 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -129,5 +141,5 @@ def test_special_values_stay_in_their_row_and_column(
         for i, shape in enumerate(shapes)
     ]
     items = [(trial, *plants[i % len(plants)]) for i, trial in enumerate(trials)]
-    failures = in_parallel(failure, affordable(info, items, lambda item: item[0], BUDGET // 4))
+    failures = in_parallel(failure, affordable(info, items, lambda item: item[0], BUDGET // 8))
     assert not any(failures), "\n".join(failures)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+CUDA = ROOT / "cuda"
 
 
 def _tool(name: str) -> str:
@@ -19,31 +23,74 @@ def _tool(name: str) -> str:
     return str(beside) if beside.exists() else name
 
 
-def build(*, sanitize: bool = False, cuda: Path = ROOT / "cuda", folder: Path | None = None) -> Path:
+def build(*, sanitize: bool = False) -> Path:
     """Compiles what changed and returns the library.
 
     Args:
       sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer, and without the emulator's own checks of plain
         loads and stores.
-      cuda: the kernels' sources.
-      folder: where to build; by default one folder per kind of build under ``build/``.
 
     Raises:
       RuntimeError: with the compiler's output, if it does not compile.
     """
-    folder = folder or ROOT / "build" / ("emulator-sanitize" if sanitize else "emulator")
+    with _configured(sanitize=sanitize) as folder:
+        _run([_tool("cmake"), "--build", str(folder)])
+    return folder / "libjaxgemm_emulator.so"
+
+
+def build_variants(variants: Mapping[str, Mapping[Path, str]], wanted: Collection[str]) -> dict[str, Path]:
+    """Libraries in which some files of the kernels differ, for the ``wanted`` ones of all variants.
+
+    Compiled are a variant's ``.cu`` files that are given, with all that they include as it is in the variant. The
+    others are as they are in :func:`build`.
+
+    Args:
+      variants: by name, the texts that differ, by their path below ``cuda/``.
+      wanted: names of those to build.
+
+    Raises:
+      RuntimeError: with the compiler's output, if they do not compile.
+    """
+    with _configured(variants=variants) as folder:
+        _run([_tool("cmake"), "--build", str(folder), "--target", *wanted])
+    return {name: folder / f"lib{name}.so" for name in wanted}
+
+
+@contextmanager
+def _configured(*, sanitize: bool = False, variants: Mapping[str, Mapping[Path, str]] | None = None) -> Iterator[Path]:
+    """The build folder, which stays, and nobody else's meanwhile."""
+    folder = ROOT / "build" / ("emulator-sanitize" if sanitize else "emulator")
     folder.mkdir(parents=True, exist_ok=True)
     strict = "JAXGEMM_WERROR=ON" in os.environ.get("SKBUILD_CMAKE_DEFINE", "")  # as for the kernels' own build
     with (folder / ".lock").open("w") as lock:  # several test workers may want it at once
         fcntl.flock(lock, fcntl.LOCK_EX)
+        _write_variants(folder / "variants", variants or {})
         _run([
             _tool("cmake"), "-S", str(HERE), "-B", str(folder), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None",
             f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", f"-DEMULATOR_SANITIZE={'ON' if sanitize else 'OFF'}",
-            f"-DEMULATOR_CUDA_DIR={cuda}", f"-DEMULATOR_WERROR={'ON' if strict else 'OFF'}",
+            f"-DEMULATOR_VARIANTS={'ON' if variants else 'OFF'}", f"-DEMULATOR_WERROR={'ON' if strict else 'OFF'}",
             *(["--fresh"] if _moved(folder) else []),
         ])  # fmt: skip
-        _run([_tool("cmake"), "--build", str(folder)])
-    return folder / "libjaxgemm_emulator.so"
+        yield folder
+
+
+def _write_variants(folder: Path, variants: Mapping[str, Mapping[Path, str]]) -> None:
+    """One folder for each, of which nothing is touched that is as it should be: it need not be compiled again."""
+    if not variants:
+        return
+    sources = {
+        path.relative_to(CUDA): path.read_text() for path in CUDA.glob("**/*") if path.suffix in (".cu", ".cuh", ".h")
+    }
+    for stale in {path.name for path in folder.glob("*")} - variants.keys():
+        shutil.rmtree(folder / stale)
+    for name, texts in variants.items():
+        for path, text in sources.items():
+            target = folder / name / path
+            if path.suffix == ".cu" and path not in texts:
+                target.unlink(missing_ok=True)
+            elif not target.exists() or target.read_text() != texts.get(path, text):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(texts.get(path, text))
 
 
 def _moved(folder: Path) -> bool:

@@ -1,0 +1,303 @@
+"""What test_kernel_mutations.py breaks, one place at a time. Every barrier of the kernels is one of the places."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.emulator.build import CUDA
+
+BARRIER = "__syncthreads();"
+_FAMILY_ROWS = re.compile(r"(JAXGEMM_FAMILY\(\w+,)([^)]*)\)")
+_LAUNCH = Path("launch.cuh")
+_OTHER_LAYOUTS = re.compile(r"(case Layout::k(?:NT|TN):).*")
+LAYOUTS = ("NN", "TT")
+"""Of a mutant: each operand in either order."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``old``, which the file contains once (or its ``occurrence``-th), becomes ``new``, and the family breaks."""
+
+    family: str
+    what: str
+    old: str
+    new: str
+    occurrence: int | None = None
+    file: str = ""
+    """Below cuda/; by default the family's kernels."""
+    tile: str = ""
+    """Of the one kernel of the family that is compiled and tried; by default it is the first."""
+    conflicts: bool = False
+    """Whether nothing is wrong but the number of bank conflicts."""
+
+    @property
+    def name(self) -> str:
+        return re.sub(r"\W+", "_", f"{self.family} {self.what}")
+
+    @property
+    def path(self) -> Path:
+        return Path(self.file or f"kernels/{self.family}.cu")
+
+    def texts(self) -> dict[Path, str]:
+        """The files, below cuda/, that differ: what is broken, and, to be quick to compile, without all but one of the
+        family's kernels and without the other layouts.
+        """
+        original = (CUDA / self.path).read_text()
+        places = [match.start() for match in re.finditer(re.escape(self.old), original)]
+        if self.occurrence is None:
+            assert len(places) == 1, f"{self.path} has {self.old!r} {len(places)} times"
+        at = places[self.occurrence or 0]
+        broken = {self.path: original[:at] + self.new + original[at + len(self.old) :]}
+        kernels = Path(f"kernels/{self.family}.cu")
+        text = broken.get(kernels) or (CUDA / kernels).read_text()
+        smaller = {
+            kernels: _FAMILY_ROWS.sub(lambda found: f"{found[1]} {self._row(found[2])})", text),
+            _LAUNCH: _OTHER_LAYOUTS.sub(r"\1", (CUDA / _LAUNCH).read_text()),
+        }
+        return broken | smaller
+
+    def _row(self, rows: str) -> str:
+        every = [row.strip() for row in rows.split(",")]
+        return next(row for row in every if f"<Config{self.tile}>" in row) if self.tile else every[0]
+
+
+def _without_barriers() -> list[Mutation]:
+    files = [(path.stem, path) for path in sorted(CUDA.glob("kernels/*.cu"))]
+    files += [("mma_multistage", CUDA / MAINLOOP), ("mma_multistage", CUDA / SPLIT_K)]
+    return [
+        Mutation(family, f"no barrier {i} in {path.name}", BARRIER, "", i, str(path.relative_to(CUDA)))
+        for family, path in files
+        for i in range(path.read_text().count(BARRIER))
+    ]
+
+
+MAINLOOP, MMA_OP = "mainloop/sm80_cp_async.cuh", "tile/mma_op.cuh"
+OPERAND_TILE, FRAGMENT = "tile/operand_tile.cuh", "tile/fragment.cuh"
+STAGED, EPILOGUE, RECOMPUTE = "epilogue/staged.cuh", "epilogue/epilogue.cuh", "epilogue/recompute.cuh"
+MMA_FAMILY, PAD_COPY, SPLIT_K = "tile/mma_family.cuh", "tile/pad_copy.cu", "tile/split_k.cu"
+FLOAT32 = {"mma": "64x64x16", "mma_ldmatrix": "64x64x32", "mma_multistage": "64x64x32"}
+WARPS_K = "128x128x64"  # mma_multistage's in which warps share a tile along K
+INT8 = {"mma": "64x64x64", "mma_ldmatrix": "64x64x128", "mma_multistage": "64x64x128"}
+
+_SIMT = [
+    Mutation("naive", "a row too many", "m >= M ||", "m > M ||"),
+    Mutation("naive", "a step of K too many", "k < K;", "k <= K;"),
+    Mutation("smem_tiled", "a column too many", "row < M && col < N", "row < M && col <= N"),
+    Mutation("smem_tiled", "K tail of rhs read", "rhs_inside && k_tile + rhs_k < K ?", "rhs_inside ?"),
+    Mutation("register_tiled", "stage overwritten that is read", "store(stage ^ 1);", "store(stage);"),
+    Mutation("register_tiled", "128-bit loads of misaligned rows", "&& is_aligned(g_tile) && ld % kVector == 0", ""),
+    Mutation("register_tiled", "K tail loaded whole", "interior && k_left >= kTileK", "interior && k_left > 0"),
+]  # fmt: skip
+
+_WMMA = [
+    Mutation("wmma_naive", "a row too many", "tile.row + row < M", "tile.row + row <= M"),
+    Mutation("wmma_naive", "misaligned fragments", "% wmma::kAlignmentBytes == 0 &&", "% 2 == 0 &&"),
+    Mutation("wmma_naive", "operands not padded", "return view.rows % kTile == 0 &&", "return"),
+    Mutation("wmma_tiled", "every slice of K twice", "(slice * Config::kWarpsK + warp_k) * kTile", "slice * kTile"),
+    Mutation("wmma_tiled", "stage read before it is stored", "    multiply(stage);", "    multiply(stage ^ 1);"),
+    Mutation("wmma_tiled", "rhs tail not zeroed", "valid > 0 ? *reinterpret_cast", "true ? *reinterpret_cast"),
+    Mutation("wmma_tiled", "a partial sum left out", "part < Config::kWarpsK", "part < 1"),
+    Mutation("wmma_tiled", "rows swapped within a vector", "return low | high << 16;", "return high | low << 16;"),
+]  # fmt: skip
+
+_MMA = [
+    Mutation(
+        "mma", "rows and halves of K swapped", "[2 * i + r % 2][2 * step + r / 2]", "[2 * i + r / 2][2 * step + r % 2]"
+    ),
+    Mutation("mma", "another order of K in rhs", "rhs.words[j][2 * step + r]", "rhs.words[j][2 * step + 1 - r]"),
+    Mutation("mma", "K tail in vectors", "k + kWarp.k <= K;", "k < K;"),
+    Mutation("mma", "K tail not zeroed", "static_cast<int>(k_left) - k_ : kElems", "kElems : kElems"),
+    Mutation("mma", "rows beyond the edge read", "if (mn(slot, 0) < mn_left_)", "if (true)"),
+    Mutation("mma", "vectors beyond the edge read", "if (i * Along::kVectorElems >= mn_left_) break;", ""),
+    Mutation("mma", "vectors of misaligned operands", "(operand.data) % kVectorBytes == 0", "(operand.data) % 1 == 0"),
+    Mutation("mma", "vectors of misaligned rows", "&& made_of_vectors<Config>(operand.view)", ""),
+    Mutation("mma", "elements of int8 swapped", "? 0x5140 : 0x7362", "? 0x5041 : 0x7362", tile=INT8["mma"]),
+    Mutation("mma", "columns of out swapped", "g * kGroup + slot % kGroup", "slot % kGroup * 8 + g", file=FRAGMENT),
+]  # fmt: skip
+
+_TILES = [
+    Mutation("mma_ldmatrix", "no wait", "ptx::cp_async_wait_all();", ""),
+    Mutation(
+        "mma_ldmatrix", "k-tile read elsewhere", "lane_offset_ ^ vectors % 8", "lane_offset_ + vectors % 8",
+        file=OPERAND_TILE,
+    ),
+    Mutation(
+        "mma_ldmatrix", "k-tile written elsewhere", "Tile::offset(run_, vector_)",
+        "run_ * Tile::kRunBytes + vector_ * kVectorBytes", 0, OPERAND_TILE,
+    ),
+    Mutation("mma_ldmatrix", "half a swizzle", "return run % 8;", "return run % 4;", file=OPERAND_TILE, conflicts=True),
+    Mutation(
+        "mma_ldmatrix", "half a swizzle of float32", "return run % 4 * 2;", "return run % 2 * 2;", file=OPERAND_TILE,
+        tile=FLOAT32["mma_ldmatrix"], conflicts=True,
+    ),
+    Mutation(
+        "mma_ldmatrix", "matrices of a swapped", "kIsLhs ? matrix % 2 :", "kIsLhs ? matrix / 2 :", 0, OPERAND_TILE
+    ),
+    Mutation(
+        "mma_ldmatrix", "tail not zeroed", "left < Tile::kVectorElems ? left :", "false ? left :", file=OPERAND_TILE
+    ),
+    Mutation(
+        "mma_ldmatrix", "16-byte copies of narrower rows", "begins_at_multiples_of(16)", "begins_at_multiples_of(8)",
+        file=OPERAND_TILE,
+    ),
+    Mutation(
+        "mma_ldmatrix", "4-byte copies of narrower rows", "begins_at_multiples_of(4)", "begins_at_multiples_of(2)",
+        file=OPERAND_TILE,
+    ),
+    Mutation(
+        "mma_ldmatrix", "tail of narrow copies read", "left < kBytes ? left :", "false ? left :", file=OPERAND_TILE
+    ),
+    Mutation("mma_ldmatrix", "tail of elements read", "i < valid ? g_bits[i]", "true ? g_bits[i]", file=OPERAND_TILE),
+    Mutation("mma_ldmatrix", "elements in the wrong place", "% 4 * 8;", "% 2 * 8;", file=OPERAND_TILE),
+    Mutation("mma_ldmatrix", "bytes swapped", "0x6420", "0x6240", file=OPERAND_TILE, tile=INT8["mma_ldmatrix"]),
+    Mutation("mma_ldmatrix", "columns of out swapped", "lane % 4 * 2 + i % 2}", "lane % 4 + i % 2 * 4}", file=FRAGMENT),
+]  # fmt: skip
+
+_PIPELINE = [
+    Mutation(
+        "mma_multistage", "a wait too short", "cp_async_wait<kStages - 2>", "cp_async_wait<kStages - 1>", file=MAINLOOP
+    ),
+    Mutation("mma_multistage", "zeros still on their way", "ptx::cp_async_wait_all();", "", 0, MAINLOOP),
+    Mutation("mma_multistage", "no wait without a pipeline", "ptx::cp_async_wait_all();", "", 1, MAINLOOP),
+    Mutation("mma_multistage", "stage overwritten that is read", "i < kStages - 1;", "i < kStages;", file=MAINLOOP),
+    Mutation(
+        "mma_multistage", "the first stage read always", "stage = stage + 1 == kStages ?",
+        "stage = stage + 1 != kStages ?", file=MAINLOOP,
+    ),
+    Mutation("mma_multistage", "K tail copied whole", "tiles_left == 1 ? last_k : 0", "kCta.k", file=MAINLOOP),
+    Mutation("mma_multistage", "fragments of this step twice", "(kStep + 1) % kSteps;", "kStep;", file=MAINLOOP),
+    Mutation(
+        "mma_multistage", "all of lhs for each share of K", "lhs_loader(warp_row(), warp_k() * kSteps)",
+        "lhs_loader(warp_row())", 0, MAINLOOP, WARPS_K,
+    ),
+    Mutation(
+        "mma_multistage", "all of rhs for each share of K", "rhs_loader(warp_col(), warp_k() * kSteps)",
+        "rhs_loader(warp_col())", 1, MAINLOOP, WARPS_K,
+    ),
+    Mutation("mma_multistage", "sums of the last share of K", "phases, part > 0)", "phases, false)", tile=WARPS_K),
+    Mutation("mma_multistage", "shares of K at once", "if (Loop::warp_k() == part)", "if (true)", tile=WARPS_K),
+    Mutation(
+        "mma_multistage", "first column of a pair not added", "Pair{s_pair.x + pair.x,", "Pair{pair.x,", file=STAGED,
+        tile=WARPS_K,
+    ),
+    Mutation(
+        "mma_multistage", "moved sums not added", "add ? s_sums[i] + sum(i) : sum(i)", "sum(i)", file=STAGED,
+        tile=WARPS_K,
+    ),
+    Mutation(
+        "mma_multistage", "2xTF32", "ptx::mma_m16n8k8_tf32(d[j], small, b.big[j]);", ";", file=MMA_OP,
+        tile=FLOAT32["mma_multistage"],
+    ),
+]  # fmt: skip
+
+_STAGED = [
+    Mutation("mma_ldmatrix", "one phase for all rows", "+ static_cast<unsigned>(row) * ld) % 4", ") % 4", file=STAGED),
+    Mutation("mma_ldmatrix", "phases of another batch", "epilogue.phase(tile.batch,", "epilogue.phase(0,", file=STAGED),
+    Mutation("mma_ldmatrix", "phases of the warp tile", "phases.of(tile_row)", "phases.of(row)", file=STAGED),
+    Mutation("mma_ldmatrix", "rows moved, and taken as not", "first % 4 == 0 && ld % 4", "first % 4", file=STAGED),
+    Mutation("mma_ldmatrix", "tile moved, and taken as not", "first % 4 == 0 && ld % 4", "ld % 4", file=STAGED),
+    Mutation("mma_ldmatrix", "columns left over", "if (phases.all_zero()) return;", "return;", file=STAGED),
+    Mutation("mma_ldmatrix", "right end taken from the left", "? kCols + at % 4 :", "? at % 4 :", file=STAGED),
+    Mutation("mma_ldmatrix", "a column left over too many", "at % 4 < phase ?", "at % 4 <= phase ?", file=STAGED),
+    Mutation("mma_ldmatrix", "rows begin too early", "if (quad == 0 && phase > 0) continue;", "", file=STAGED),
+    Mutation("mma_ldmatrix", "no room for moved rows", "kStride = kCols + 8", "kStride = kCols", file=STAGED),
+    Mutation(
+        "mma_ldmatrix", "staged rows in the same banks", "kStride = kCols + 8", "kStride = kCols + 32", file=STAGED,
+        conflicts=True,
+    ),
+    Mutation("mma_ldmatrix", "a pair swapped", "pair = {sum(0), sum(1)}", "pair = {sum(1), sum(0)}", file=STAGED),
+    Mutation("mma", "a quad swapped", "{sum(0), sum(1), sum(2),", "{sum(0), sum(2), sum(1),", file=STAGED),
+    Mutation("mma_ldmatrix", "ragged rows written whole", "tile.row + kRows <= M &&", "", file=MMA_FAMILY),
+    Mutation(
+        "mma_ldmatrix", "ragged columns written whole", "tile.col + kCols <= N)", "tile.col < N)", file=MMA_FAMILY
+    ),
+    Mutation("mma_ldmatrix", "bias left out of whole tiles", "epilogue.plain() &&", "", file=MMA_FAMILY),
+    Mutation("mma_ldmatrix", "moved rows written plain", "phases.all_zero() && epilogue", "epilogue", file=MMA_FAMILY),
+    Mutation("mma_ldmatrix", "float32 written as 16 bits", "!= DType::kF32)", "!= DType::kS32)", file=MMA_FAMILY),
+    Mutation(
+        "mma_ldmatrix", "a row too many", "if (m >= M || n >= N) return;", "if (m > M || n >= N) return;", 0, MMA_FAMILY
+    ),
+    Mutation(
+        "mma_ldmatrix", "a column left over behind the edge", "if (m >= M || n >= N) return;", "if (m >= M) return;", 1,
+        MMA_FAMILY,
+    ),
+    Mutation(
+        "mma_ldmatrix", "no recomputing in whole tiles", "fix(sums, tile.batch, tile.row + row, tile.col + col, N);",
+        "", file=MMA_FAMILY, tile=FLOAT32["mma_ldmatrix"],
+    ),
+    Mutation(
+        "mma_ldmatrix", "no recomputing in quads", "fix(sums, tile.batch, m, n, N);", "", file=MMA_FAMILY,
+        tile=FLOAT32["mma_ldmatrix"],
+    ),
+    Mutation(
+        "mma_ldmatrix", "no recomputing of what is left over", "fix(sums, tile.batch, m, n, n + 1);", "",
+        file=MMA_FAMILY, tile=FLOAT32["mma_ldmatrix"],
+    ),
+    Mutation(
+        "mma_multistage", "infinities not recomputed", "if (rest == 0.0f) return;", "return;", file=RECOMPUTE,
+        tile=FLOAT32["mma_multistage"],
+    ),
+    Mutation(
+        "mma_ldmatrix", "recomputing behind the edge", "finite || col + i >= N ?", "finite ?", file=RECOMPUTE,
+        tile=FLOAT32["mma_ldmatrix"],
+    ),
+]  # fmt: skip
+
+_EPILOGUE = [
+    Mutation("mma_ldmatrix", "out taken as aligned", "(first_phase + static_cast", "(static_cast", file=EPILOGUE),
+    Mutation("mma_ldmatrix", "a quad over the edge", "aligned && col + 4 <= N", "aligned && col < N", file=EPILOGUE),
+    Mutation("mma_ldmatrix", "bias read behind its end", "if (col + i < N) x[i] +=", "x[i] +=", file=EPILOGUE),
+    Mutation("mma_ldmatrix", "one bias for four columns", "+= bias[col + i];", "+= bias[col];", file=EPILOGUE),
+    Mutation("mma_ldmatrix", "activations do not rotate", "x[2] = x[3];", "", file=EPILOGUE),
+    Mutation(
+        "mma_ldmatrix", "halves swapped", "__floats2half2_rn(value[2], value[3])",
+        "__floats2half2_rn(value[3], value[2])", file=EPILOGUE,
+    ),
+    Mutation("wmma_tiled", "quads of misaligned rows", "quads_aligned(ld % 4 == 0 &&", "quads_aligned(", file=EPILOGUE),
+]  # fmt: skip
+
+_PAD_COPY = [
+    Mutation("mma_ldmatrix", "no shift by bytes", "bytes % 4 * 0x1111", "bytes % 2 * 0x1111", file=PAD_COPY),
+    Mutation("mma_ldmatrix", "no shift by 4", "if (bytes & 4)", "if (false)", file=PAD_COPY),
+    Mutation("mma_ldmatrix", "no shift by 8", "if (bytes & 8)", "if (false)", file=PAD_COPY),
+    Mutation(
+        "mma_ldmatrix", "vectors swapped", "shifted(vectors[0], vectors[1], past)",
+        "shifted(vectors[1], vectors[0], past)", file=PAD_COPY,
+    ),
+    Mutation("mma_ldmatrix", "vector before the run", "inner > 0 && valid >=", "valid >=", file=PAD_COPY),
+    Mutation(
+        "mma_ldmatrix", "vector behind the run", "valid >= 2 * kVectorElems", "valid >= kVectorElems", file=PAD_COPY
+    ),
+    Mutation("mma_ldmatrix", "vectors of misaligned rows", "past == 0 && valid", "valid", file=PAD_COPY),
+    Mutation("mma_ldmatrix", "run not zeroed behind its end", "i < valid ?", "true ?", file=PAD_COPY),
+    Mutation("mma_ldmatrix", "runs behind the last", "outer < shape.from_outer ?", "true ?", file=PAD_COPY),
+    Mutation("mma_ldmatrix", "one matrix for every batch", "batch * shape.from_batch_stride +", "", file=PAD_COPY),
+    Mutation("mma_ldmatrix", "one copy for every batch", "== 0 ? 1 : batch", "== 0 ? 1 : 1", file=PAD_COPY),
+]  # fmt: skip
+
+_SPLIT_K = [
+    Mutation("mma_multistage", "K of the next split too", "K - k < split.depth ? K - k : split.depth", "K - k"),
+    Mutation("mma_multistage", "splits of one k-tile each", "* split.depth;", "* kCta.k;"),
+    Mutation(
+        "mma_multistage", "a split left out", "split = group; split < splits;", "split = group; split < splits - 1;",
+        file=SPLIT_K,
+    ),
+    Mutation("mma_multistage", "splits counted twice", "split += groups)", "split += 1)", file=SPLIT_K),
+    Mutation("mma_multistage", "a group left out", "other < groups;", "other < groups - 1;", file=SPLIT_K),
+    Mutation(
+        "mma_multistage", "a group's sums of another quad", "s_sums[other * quads_per_cta + thread]",
+        "s_sums[other * quads_per_cta]", file=SPLIT_K,
+    ),
+    Mutation("mma_multistage", "a row too many", "if (row >= M || col >= N)", "if (row > M || col >= N)", file=SPLIT_K),
+    Mutation("mma_multistage", "partial tiles of another split", "+ split * split_stride)", "+ split)", file=SPLIT_K),
+    Mutation(
+        "mma_multistage", "no recomputing of sums of splits", "fix(sum, tile.batch, row, col, N);", "", file=SPLIT_K,
+        tile=FLOAT32["mma_multistage"],
+    ),
+]  # fmt: skip
+
+MUTATIONS = [
+    *_without_barriers(), *_SIMT, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY, *_SPLIT_K,
+]  # fmt: skip
