@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.emulator.build import CUDA
+from tests.emulator.build import CUDA, only_kernels
 
 BARRIER = "__syncthreads();"
-_FAMILY_ROWS = re.compile(r"(JAXGEMM_FAMILY\(\w+,)([^)]*)\)")
 _LAUNCH = Path("launch.cuh")
 _OTHER_LAYOUTS = re.compile(r"(case Layout::k(?:NT|TN):).*")
 LAYOUTS = ("NN", "TT")
@@ -53,14 +52,13 @@ class Mutation:
         kernels = Path(f"kernels/{self.family}.cu")
         text = broken.get(kernels) or (CUDA / kernels).read_text()
         smaller = {
-            kernels: _FAMILY_ROWS.sub(lambda found: f"{found[1]} {self._row(found[2])})", text),
+            kernels: only_kernels(text, self._kept),
             _LAUNCH: _OTHER_LAYOUTS.sub(r"\1", (CUDA / _LAUNCH).read_text()),
         }
         return broken | smaller
 
-    def _row(self, rows: str) -> str:
-        every = [row.strip() for row in rows.split(",")]
-        return next(row for row in every if f"<Config{self.tile}>" in row) if self.tile else every[0]
+    def _kept(self, rows: list[str]) -> list[str]:
+        return [row for row in rows if f"<Config{self.tile}" in row][:1]
 
 
 def _without_barriers() -> list[Mutation]:

@@ -1,6 +1,6 @@
 """Kernels on small ragged shapes: test_sanitized.py runs this in a process with AddressSanitizer's runtime.
 
-python -m tests.emulated.sanitizer_cases LIBRARY KERNEL ...
+python -m tests.emulated.sanitizer_cases LIBRARY FAMILY ...
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ def run_kernel(emulated: Emulator, info: KernelInfo) -> int:
 
 
 def main() -> None:
-    library, *names = sys.argv[1:]
+    library, *families = sys.argv[1:]
     emulated = Emulator(Path(library))
-    print("right products:", sum(run_kernel(emulated, emulated.kernels[name]) for name in names), flush=True)
+    infos = [info for info in emulated.kernels.values() if info.family in families]
+    assert {info.family for info in infos} == set(families)
+    print("right products:", sum(run_kernel(emulated, info) for info in infos), flush=True)
 
 
 if __name__ == "__main__":

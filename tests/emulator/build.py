@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CUDA = ROOT / "cuda"
+_FAMILY = re.compile(r"(^JAXGEMM_FAMILY\(\w+,)([^)]*)\)", re.MULTILINE)
 
 
 def _tool(name: str) -> str:
@@ -28,7 +30,8 @@ def build(*, sanitize: bool = False) -> Path:
 
     Args:
       sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer, and without the emulator's own checks of plain
-        loads and stores.
+        loads and stores. As that takes long to compile, of the kernels of a family that have k-tiles of one length
+        (and so, where it matters, one element type) there is the first.
 
     Raises:
       RuntimeError: with the compiler's output, if it does not compile.
@@ -65,32 +68,56 @@ def _configured(*, sanitize: bool = False, variants: Mapping[str, Mapping[Path, 
     with (folder / ".lock").open("w") as lock:  # several test workers may want it at once
         fcntl.flock(lock, fcntl.LOCK_EX)
         _write_variants(folder / "variants", variants or {})
+        if sanitize:
+            copies = {path: only_kernels(text, _first_of_each_length) for path, text in _sources().items()}
+            _write_copy(folder / "cuda", copies)
         _run([
             _tool("cmake"), "-S", str(HERE), "-B", str(folder), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None",
             f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", f"-DEMULATOR_SANITIZE={'ON' if sanitize else 'OFF'}",
+            f"-DEMULATOR_CUDA_DIR={folder / 'cuda' if sanitize else CUDA}",
             f"-DEMULATOR_VARIANTS={'ON' if variants else 'OFF'}", f"-DEMULATOR_WERROR={'ON' if strict else 'OFF'}",
             *(["--fresh"] if _moved(folder) else []),
         ])  # fmt: skip
         yield folder
 
 
+def only_kernels(text: str, kept: Callable[[list[str]], list[str]]) -> str:
+    """A family's source with some of its rows, "&kKernel<Config64x64x32>" and so on, as ``kept`` picks them."""
+    return _FAMILY.sub(
+        lambda found: f"{found[1]} {', '.join(kept([row.strip() for row in found[2].split(',')]))})", text
+    )
+
+
+def _first_of_each_length(rows: list[str]) -> list[str]:
+    return list({row.rpartition("x")[2]: row for row in reversed(rows)}.values())
+
+
+def _sources() -> dict[Path, str]:
+    """By their path below cuda/."""
+    kinds = (".cu", ".cuh", ".h", ".cc")
+    return {path.relative_to(CUDA): path.read_text() for path in CUDA.glob("**/*") if path.suffix in kinds}
+
+
 def _write_variants(folder: Path, variants: Mapping[str, Mapping[Path, str]]) -> None:
-    """One folder for each, of which nothing is touched that is as it should be: it need not be compiled again."""
     if not variants:
         return
-    sources = {
-        path.relative_to(CUDA): path.read_text() for path in CUDA.glob("**/*") if path.suffix in (".cu", ".cuh", ".h")
-    }
+    sources = _sources()
     for stale in {path.name for path in folder.glob("*")} - variants.keys():
         shutil.rmtree(folder / stale)
     for name, texts in variants.items():
-        for path, text in sources.items():
-            target = folder / name / path
-            if path.suffix == ".cu" and path not in texts:
-                target.unlink(missing_ok=True)
-            elif not target.exists() or target.read_text() != texts.get(path, text):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(texts.get(path, text))
+        others = {path: text for path, text in sources.items() if path.suffix != ".cu"}
+        _write_copy(folder / name, {**others, **texts})
+
+
+def _write_copy(folder: Path, texts: Mapping[Path, str]) -> None:
+    """Files of a folder. Nothing is touched that is as it should be: it need not be compiled again."""
+    for stale in {path.relative_to(folder) for path in folder.glob("**/*.*")} - texts.keys():
+        (folder / stale).unlink()
+    for path, text in texts.items():
+        target = folder / path
+        if not target.exists() or target.read_text() != text:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
 
 
 def _moved(folder: Path) -> bool:
