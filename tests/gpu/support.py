@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,16 +133,29 @@ class Program:
                 assert np.asarray(row[i]).tobytes() == original[i].tobytes(), f"{case}: {what} was overwritten"
         return [np.asarray(x) for x in results]
 
-    def check_exact(self, operands: Sequence[tuple[np.ndarray, np.ndarray]], results: Sequence[np.ndarray]) -> None:
-        """Every result is the float64 product, rounded once."""
-        for case, name, (lhs, rhs), out in zip(self.cases, self.names, operands, results, strict=True):
+    def check_exact(
+        self, operands: Sequence[tuple[np.ndarray, np.ndarray]], results: Sequence[np.ndarray],
+        only: Iterable[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Every result, or those of ``only`` these cases, is the float64 product, rounded once."""
+        for case, name, (lhs, rhs), out in self._judged(operands, results, only):
             assert_equal(out, rounded(case.product(lhs, rhs), self.dtypes[2]), f"{name} {case}")
 
-    def worst_error(self, operands: Sequence[tuple[np.ndarray, np.ndarray]], results: Sequence[np.ndarray]) -> float:
-        """The largest error over its bound among all cases, each of which must be at most 1."""
+    def worst_error(
+        self, operands: Sequence[tuple[np.ndarray, np.ndarray]], results: Sequence[np.ndarray],
+        only: Iterable[int] | None = None,
+    ) -> float:  # fmt: skip
+        """The largest error over its bound among all cases, or ``only`` these, each of which must be at most 1."""
         worst = 0.0
-        for case, name, pair, out in zip(self.cases, self.names, operands, results, strict=True):
+        for case, name, pair, out in self._judged(operands, results, only):
             ratio = product_error_ratio(case, out, pair, self.dtypes, self.tf32)
             assert ratio <= 1, f"{name} {case}: error {ratio:.3g} times its bound"
             worst = max(worst, ratio)
         return worst
+
+    def _judged(
+        self, operands: Sequence[tuple[np.ndarray, np.ndarray]], results: Sequence[np.ndarray],
+        only: Iterable[int] | None,
+    ) -> list[tuple[Case, str | None, tuple[np.ndarray, np.ndarray], np.ndarray]]:  # fmt: skip
+        rows = list(zip(self.cases, self.names, operands, results, strict=True))
+        return rows if only is None else [rows[i] for i in only]

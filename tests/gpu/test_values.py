@@ -127,10 +127,8 @@ def test_hard_values(
     cases = [Case(Shape(x.shape[0], y.shape[1], x.shape[1]), "NN") for x, y in operands]
     program = Program(info, dtypes, precision, cases)
     results = program(operands)
-    program.cases = cases[:exact]
-    program.check_exact(operands[:exact], results[:exact])
-    program.cases = cases[exact:]
-    record_error(info.name, program.worst_error(operands[exact:], results[exact:]))
+    program.check_exact(operands, results, range(exact))
+    record_error(info.name, program.worst_error(operands, results, range(exact, len(cases))))
 
 
 @over_modes(rounds_operands)
@@ -164,8 +162,7 @@ def test_float32_extremes(
     results = program(operands)
     record_error(info.name, program.worst_error(operands, results))
     exact = [i for i, (name, _) in enumerate(pairs) if name.startswith("integers")]
-    program.cases = [cases[i] for i in exact]
-    program.check_exact([operands[i] for i in exact], [results[i] for i in exact])
+    program.check_exact(operands, results, exact)
 
 
 # --- epilogue ---------------------------------------------------------------------------------------------------------
