@@ -7,7 +7,6 @@ same sources, device and jax goes on where the last one stopped. Exit status 1 m
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 import sys
 import time
@@ -23,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import checks, peers
 from benchmarks.results import RESULTS, ResultFile, Row, current_header, device_slug, full_name, make_row, problem_of
 from benchmarks.shapes import LADDER_SIZE, SUITES, Problem, Suite, suite
+from benchmarks.tables import fastest_of_families
 from jaxgemm._timing import compare, rotating_arg_sets
 
 ROUNDS = 20
@@ -76,13 +76,8 @@ class Bench:
 
     def _ladder_best(self, problem: Problem) -> set[str]:
         """The fastest configuration of each family at LADDER_SIZE, unless it would take too long here."""
-        measured_at = dataclasses.replace(problem, m=LADDER_SIZE, n=LADDER_SIZE, k=LADDER_SIZE)
-        best: dict[str, Row] = {}
-        for row in sorted(self.results.document["rows"], key=lambda row: row["us"]):
-            if row["suite"] == "ladder" and problem_of(row) == measured_at:
-                best.setdefault(row["kernel"], row)
-        work = problem.flops / measured_at.flops
-        return {full_name(row) for row in best.values() if row["us"] * work <= MAX_LADDER_US}
+        best = fastest_of_families(self.results.document["rows"], problem).values()
+        return {full_name(row) for row in best if row["us"] * problem.flops / problem_of(row).flops <= MAX_LADDER_US}
 
     def run(self, suite_name: Suite, problem: Problem) -> None:
         """Checks, times and saves what is missing for one problem."""

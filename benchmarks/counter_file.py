@@ -10,9 +10,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import cast
 
-from benchmarks.results import Header, full_name, problem_of
+from benchmarks.results import Header, Subject, full_name, problem_of
 from benchmarks.shapes import Problem
 
 SUFFIX = "-counters"
@@ -87,20 +87,9 @@ COUNTERS: tuple[Counter, ...] = (
 _MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6}
 
 
-class CounterRow(TypedDict):
-    """The counters of one kernel on one problem; a counter that the GPU does not have is left out."""
+class CounterRow(Subject):
+    """Its counters; one that the GPU does not have is left out."""
 
-    kernel: str  # the family
-    config: str
-    batch: int
-    m: int
-    n: int
-    k: int
-    layout: str
-    lhs_dtype: str
-    rhs_dtype: str
-    out_dtype: str
-    precision: str
     counters: dict[str, float]
 
 

@@ -32,6 +32,7 @@ from benchmarks.counter_file import (
 )
 from benchmarks.results import RESULTS, Row, current_header, device_slug, dumps, full_name, problem_of
 from benchmarks.shapes import LADDER_SIZE, OUT_DTYPES, Problem, ladder
+from benchmarks.tables import fastest_of_families
 
 TARGET = "benchmarks.counters_target"
 NCU_LIMIT_S = 300
@@ -54,13 +55,6 @@ def problems_of(info: peers.KernelInfo, size: int, dtype: str | None) -> list[Pr
     return [dataclasses.replace(problem, m=size, n=size, k=size) for problem in wanted]
 
 
-def fastest(rows: Iterable[Row], problem: Problem, family: str) -> str | None:
-    """The configuration of a family that was measured to be the fastest at LADDER_SIZE."""
-    measured_at = dataclasses.replace(problem, m=LADDER_SIZE, n=LADDER_SIZE, k=LADDER_SIZE)
-    found = [r for r in rows if r["suite"] == "ladder" and r["kernel"] == family and problem_of(r) == measured_at]
-    return full_name(min(found, key=lambda row: row["us"])) if found else None
-
-
 def make_plan(
     registry: Sequence[peers.KernelInfo], rows: Sequence[Row], size: int, dtype: str | None, kernel: str | None
 ) -> list[Call]:
@@ -72,7 +66,8 @@ def make_plan(
         for problem in problems_of(info, size, dtype):
             name = info.name
             if kernel != info.name:
-                name = fastest(rows, problem, info.family) or peers.lower(problem, info.family).kernel or info.name
+                best = fastest_of_families(rows, problem).get(info.family)
+                name = full_name(best) if best else peers.lower(problem, info.family).kernel or info.name
             calls.append(Call(problem, name))
     return list(dict.fromkeys(calls))
 

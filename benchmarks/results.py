@@ -19,10 +19,13 @@ from benchmarks.trees import REPOSITORY, evidence_trees
 RESULTS = REPOSITORY / "benchmarks" / "results"
 
 
-class Row(TypedDict):
-    """One kernel on one problem. Times are microseconds per call, ``gbps`` counts every operand byte once."""
-
+class _OfSuite(TypedDict):
     suite: str
+
+
+class Subject(TypedDict):
+    """One kernel on one problem."""
+
     kernel: str  # the family, e.g. "wmma_tiled"
     config: str
     batch: int
@@ -34,6 +37,11 @@ class Row(TypedDict):
     rhs_dtype: str
     out_dtype: str
     precision: str
+
+
+class Row(_OfSuite, Subject):
+    """Its time in a suite. Times are microseconds per call, ``gbps`` counts every operand byte once."""
+
     us: float
     us_p10: float
     us_p90: float

@@ -76,6 +76,13 @@ def best_of_families(rows: Sequence[Row]) -> list[Row]:
     return list(best.values())
 
 
+def fastest_of_families(rows: Iterable[Row], problem: Problem) -> dict[str, Row]:
+    """By family, what was measured to be fastest at LADDER_SIZE on a square like ``problem``."""
+    square = replace(problem, m=LADDER_SIZE, n=LADDER_SIZE, k=LADDER_SIZE)
+    found = [row for row in rows if row["suite"] == "ladder" and problem_of(row) == square]
+    return {row["kernel"]: row for row in best_of_families(found)}
+
+
 LADDER_HEADER = ["kernel", "<dtype, precision", "µs", "TFLOP/s", "x rung before", "of jnp.dot", "of the limit"]
 
 
