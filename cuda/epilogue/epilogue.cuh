@@ -44,8 +44,8 @@ struct Epilogue {
   int64_t ld, batch_stride;
   DType out_dtype;
   Activation activation;
-  bool quads_aligned;    // four columns from a multiple of 4 on always begin at a multiple of their size
   unsigned first_phase;  // of out[0], see phase()
+  bool quads_aligned;    // the phase of every column that is a multiple of 4 is 0
 
   explicit Epilogue(const GemmArgs& args)
       : out(args.out),
@@ -54,10 +54,9 @@ struct Epilogue {
         batch_stride(args.problem.out.batch_stride),
         out_dtype(args.problem.out_dtype),
         activation(args.problem.activation),
-        quads_aligned(ld % 4 == 0 && batch_stride % 4 == 0 &&
-                      reinterpret_cast<uintptr_t>(out) % static_cast<uintptr_t>(4 * size_bytes(out_dtype)) == 0),
         first_phase(static_cast<unsigned>(reinterpret_cast<uintptr_t>(out) /
-                                          static_cast<uintptr_t>(size_bytes(out_dtype)) % 4)) {}
+                                          static_cast<uintptr_t>(size_bytes(out_dtype)) % 4)),
+        quads_aligned(ld % 4 == 0 && batch_stride % 4 == 0 && first_phase == 0) {}
 
   // How many elements out(batch, row, col) lies past an address where four elements can be stored at once.
   __device__ unsigned phase(int64_t batch, int64_t row, int64_t col) const {

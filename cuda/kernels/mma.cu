@@ -105,19 +105,20 @@ class LaneBlock {
         g_next_(g_tile +
                 (kMnContiguous ? k_ * ld + mn(0, lane / kLanesAlongK) : mn(0, lane / kLanesAlongK) * ld + k_)) {}
 
-  // Loads the share of the next k-tile, which is whole, from an operand that is made of vectors. Rows (columns) that do
-  // not exist read as zero.
+  // Loads the share of the next k-tile, which is whole, from an operand that is made of vectors. Of rows (columns) that
+  // do not exist it makes zeros, or, along M or N, copies of others, whose sums nobody writes either: a branch around
+  // the loads of one operand would make them wait for those of the other.
   __device__ void load_vectors() {
     if constexpr (kMnContiguous) {
       using Along = Runs<Element, kSlots>;
-      Along runs = {};
+      Along runs;
 #pragma unroll
       for (int i = 0; i < Along::kVectors; ++i) {
-        if (i * Along::kVectorElems >= mn_left_) break;
+        const int first = i * Along::kVectorElems, last = mn_left_ - Along::kVectorElems;
+        const Element* g_vectors = g_next_ + (first < last ? first : last);
 #pragma unroll
         for (int k = 0; k < kElems; ++k) {
-          runs.vectors[k][i] =
-              *reinterpret_cast<const typename Along::Vector*>(g_next_ + k * ld_ + i * Along::kVectorElems);
+          runs.vectors[k][i] = *reinterpret_cast<const typename Along::Vector*>(g_vectors + k * ld_);
         }
       }
 #pragma unroll

@@ -14,7 +14,6 @@
 #include "ptx/shared_storage.cuh"
 #include "tile/global_matrix.cuh"
 #include "tile/mma_family.cuh"
-#include "tile/padding.h"
 #include "tile/scheduler.cuh"
 #include "tile/split_k.h"
 
@@ -100,14 +99,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 }
 
 template <class Config>
-Padding padding(const Problem& p) {
-  return {p, Config::kCtaTile,
-          [](const MatrixView& view) { return copy_width(nullptr, view, Config::kElementBytes) == CopyWidth::k16; }};
-}
-
-template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return padding<Config>(p).workspace_bytes(p) + SplitK(describe<Config>(), p).workspace_bytes(Config::kCtaTile);
+  return sm80::padding<Config>(p).workspace_bytes(p) + SplitK(describe<Config>(), p).workspace_bytes(Config::kCtaTile);
 }
 
 template <class Config>
@@ -115,7 +108,7 @@ std::string launch(const GemmArgs& args) {
   const Problem& p = args.problem;
   PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
   char* workspace = static_cast<char*>(args.workspace);
-  if (std::string error = padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
+  if (std::string error = sm80::padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
   const SplitK split(describe<Config>(), p);
   void* partials = split.splits == 1 ? nullptr : workspace;
   const CopyWidth lhs_width = copy_width(lhs.data, lhs.view, Config::kElementBytes);

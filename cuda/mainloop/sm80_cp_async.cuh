@@ -7,10 +7,18 @@
 #include "ptx/cp_async.cuh"
 #include "tile/mma_op.cuh"
 #include "tile/operand_tile.cuh"
+#include "tile/padding.h"
 
 namespace jaxgemm::sm80 {
 
 inline constexpr int kWarpSize = 32;
+
+// Which operands are copied first: those that allow no copies of whole vectors, going by their shapes.
+template <class Config>
+Padding padding(const Problem& p) {
+  return {p, Config::kCtaTile,
+          [](const MatrixView& view) { return copy_width(nullptr, view, Config::kElementBytes) == CopyWidth::k16; }};
+}
 
 // What a warp multiplies and how, for one layout.
 template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>

@@ -51,7 +51,7 @@ union StagedSums {
 };
 
 // Writes a staged tile that lies inside out as a whole and is only rounded, to `Out`. No checks but `fix`: it takes a
-// third of the time of write_tile().
+// sixth of the time of write_tile().
 template <class Out, int kThreads, class Accumulator, int kRows, int kCols, class Fix>
 __device__ void write_plain_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, const Epilogue& epilogue,
                                  const Fix& fix, const TileCoord& tile, int64_t N) {

@@ -74,9 +74,10 @@ std::string reduce_partial_tiles(const GemmArgs& args, const Tile& tile, const S
   const int groups = groups_for(split.splits);
   const int64_t ctas = split.tiles * (tile_elems / 4 / (kReduceThreads / groups));
   const auto launch = [&]<class Accumulator, class Fix>(const Accumulator* data, Fix fix) {
-    return launch_kernel(split_k_reduce_kernel<Accumulator, Fix>, ctas, kReduceThreads, kReduceThreads * 16,
-                         args.stream, data, split.splits, split.tiles * tile_elems, groups, Epilogue(args),
-                         TileGrid(tile, p.M, p.N), fix, p.M, p.N);
+    return launch_kernel(split_k_reduce_kernel<Accumulator, Fix>, ctas, kReduceThreads,
+                         static_cast<int>(kReduceThreads * sizeof(typename VectorsOf<Accumulator>::Quad)), args.stream,
+                         data, split.splits, split.tiles * tile_elems, groups, Epilogue(args), TileGrid(tile, p.M, p.N),
+                         fix, p.M, p.N);
   };
   if (p.out_dtype == DType::kS32) return launch(static_cast<const int32_t*>(partials), Keep(args));
   const float* sums = static_cast<const float*>(partials);
