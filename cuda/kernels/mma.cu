@@ -114,7 +114,7 @@ class LaneBlock {
       Along runs;
 #pragma unroll
       for (int i = 0; i < Along::kVectors; ++i) {
-        const int first = i * Along::kVectorElems, last = mn_left_ - Along::kVectorElems;
+        const int first = i * Along::kVectorElems, last = (mn_left_ - 1) & -Along::kVectorElems;
         const Element* g_vectors = g_next_ + (first < last ? first : last);
 #pragma unroll
         for (int k = 0; k < kElems; ++k) {

@@ -109,7 +109,7 @@ _MMA = [
     Mutation("mma", "K tail not zeroed", "static_cast<int>(k_left) - k_ : kElems", "kElems : kElems"),
     Mutation("mma", "rows beyond the edge read", "if (mn(slot, 0) < mn_left_)", "if (true)"),
     Mutation("mma", "vectors beyond the edge read", "first < last ? first : last", "first"),
-    Mutation("mma", "the vector after the last read", "mn_left_ - Along::kVectorElems;", "mn_left_;"),
+    Mutation("mma", "the vector after the last read", "(mn_left_ - 1) &", "mn_left_ &"),
     Mutation("mma", "the last vector read for all", "first < last ? first : last", "last"),
     Mutation("mma", "vectors of misaligned operands", "(operand.data) % kVectorBytes == 0", "(operand.data) % 1 == 0"),
     Mutation("mma", "vectors of misaligned rows", "&& made_of_vectors<Config>(operand.view)", ""),
