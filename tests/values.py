@@ -139,11 +139,15 @@ def float32_extremes(
     big = np.where(rng.random((k, n)) < 0.5, -4.0, 4.0)
     odd = 2 * rng.integers(-(2**14), 2**14, (m, k)) + 1  # sixteen bits: more than TF32 has
     signs = rng.integers(-1, 2, (k, n))
+    low_bits = 1 + 2.0**-10 - 2.0**-23  # all that TF32 does not have
     cases = {
         "range of 2^20": (powers(-20, 0, (m, k)), powers(-20, 0, (k, n))),
         "small times large": (powers(-100, -80, (m, k)), powers(60, 100, (k, n))),
         "small times small": (powers(-60, -50, (m, k)), powers(-50, -40, (k, n))),
         "integers of 16 bits": (odd, signs),
+        "low bits, few": (np.full((m, 2), low_bits), np.full((2, n), low_bits)),
+        "low bits, some": (np.full((m, 17), low_bits), np.full((17, n), low_bits)),
+        "low bits": (np.full((m, k), low_bits), np.full((k, n), low_bits)),
         "largest": (with_marks(largest, -largest), rhs),
         "largest in rhs": (rhs.T[:m], with_marks(largest, -largest, of=lhs[:n].copy()).T),
         "near the largest": (with_marks(largest * (1 - 2.0**-11), largest * (1 - 2.0**-13)), rhs),
@@ -202,6 +206,16 @@ def _product(case: Case, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, np
     """(lhs · rhs, |lhs| · |rhs|) in float64."""
     a, b = (x.astype(np.float64) for x in operands)
     return case.product(a, b), case.product(np.abs(a), np.abs(b))
+
+
+def drift(lhs: np.ndarray, rhs: np.ndarray, out: np.ndarray) -> float:
+    """The largest error of lhs @ rhs, whose elements are not negative: a multiple of what the roundings of K sums may
+    add up to if they have no direction: 2 sqrt(K) 2^-24 (Higham and Mary, "A new approach to probabilistic rounding
+    error analysis", 2019). Sums that are truncated reach K 2^-24 of themselves, less the number of products that are
+    added at once.
+    """
+    exact = lhs.astype(np.float64) @ rhs.astype(np.float64)
+    return float((np.abs(out - exact) / exact).max()) / (2 * math.sqrt(lhs.shape[1]) * 2.0**-24)
 
 
 def product_error_ratio(

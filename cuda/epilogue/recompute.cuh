@@ -1,5 +1,5 @@
-// What becomes of sums before bias and activation: nothing, or, where a kernel's own way of multiplying has left
-// float32's range, another try.
+// What becomes of sums before bias and activation: nothing, or, where a kernel's own way of multiplying is not as good
+// as float32's, another try.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,10 @@ struct Keep {
   __device__ void operator()(Accumulator (&)[4], int64_t, int64_t, int64_t, int64_t) const {}
 };
 
-// Computes sums that are not finite again, in float32. Costs a pass over K for each of them.
+// Computes sums that are not finite again, in float32, and all sums of few products. Costs a pass over K for each.
 struct Recompute {
+  static constexpr int64_t kFewProducts = 16;
+
   struct Operand {
     const float* data;
     int64_t batch_stride, mn_stride, k_stride;
@@ -33,11 +35,12 @@ struct Recompute {
   __device__ void operator()(float (&sum)[4], int64_t batch, int64_t row, int64_t col, int64_t N) const {
     // x - x is NaN if x is not finite. One sum of all four, as this is asked for every element of out.
     const float rest = (sum[0] - sum[0]) + (sum[1] - sum[1]) + (sum[2] - sum[2]) + (sum[3] - sum[3]);
-    if (rest == 0.0f) return;
+    const bool few = K <= kFewProducts;
+    if (rest == 0.0f && !few) return;
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
-      const bool finite = sum[0] - sum[0] == 0.0f;
-      const float value = finite || col + i >= N ? sum[0] : dot(batch, row, col + i);
+      const bool good = sum[0] - sum[0] == 0.0f && !few;
+      const float value = good || col + i >= N ? sum[0] : dot(batch, row, col + i);
       // The registers rotate, so that they need no index.
       sum[0] = sum[1];
       sum[1] = sum[2];

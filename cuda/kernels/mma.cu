@@ -207,8 +207,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   LhsBlock lhs(g_lhs.at(tile.batch, row, 0), g_lhs.ld, M - row, lane);
   RhsBlock rhs(g_rhs.at(tile.batch, 0, col), g_rhs.ld, N - col, lane);
 
-  Accumulator accumulators[kFragmentsM][kFragmentsN][4] = {};
-  const auto multiply_k_tile = [&] {
+  using Accumulators = Accumulator[kFragmentsM][kFragmentsN][4];
+  Accumulators accumulators = {};
+  const auto multiply_k_tile = [&](Accumulators& sums) {
 #pragma unroll
     for (int step = 0; step < kWarp.k / Op::kK; ++step) {
       // a[0], a[1]: rows g and g + 8, first half of the step's K; a[2], a[3]: the second half. b likewise.
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 #pragma unroll
         for (int r = 0; r < 2; ++r) b[j][r] = rhs.words[j][2 * step + r];
       }
-      multiply<Op>(accumulators, a, b);
+      multiply<Op>(sums, a, b);
     }
   };
 
@@ -233,14 +234,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     for (; k + kWarp.k <= K; k += kWarp.k) {
       lhs.load_vectors();
       rhs.load_vectors();
-      multiply_k_tile();
+      accumulate<Op>(accumulators, multiply_k_tile);
     }
   }
 #pragma unroll 1
   for (; k < K; k += kWarp.k) {
     lhs.load_elements(K - k);
     rhs.load_elements(K - k);
-    multiply_k_tile();
+    accumulate<Op>(accumulators, multiply_k_tile);
   }
 
   auto& s_out = shared_storage<typename Config::SharedStorage>().of(Accumulator{});

@@ -42,7 +42,7 @@ struct TileConfig {
 struct Config64x64x64 : TileConfig<2, 64, 64, 32, 32, 4> {};
 struct Config128x128x64 : TileConfig<2, 128, 128, 64, 64, 2> {};
 struct Config64x64x32 : TileConfig<4, 64, 64, 32, 32, 3> {};
-struct Config128x64x32 : TileConfig<4, 128, 64, 64, 32, 3> {};
+struct Config128x64x32 : TileConfig<4, 128, 64, 64, 32, 2> {};
 struct Config64x64x128 : TileConfig<1, 64, 64, 32, 32, 4> {};
 struct Config128x128x128 : TileConfig<1, 128, 128, 64, 64, 2> {};
 
@@ -78,12 +78,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     copy(rhs_copy, smem.stage.rhs, k_left, rhs_width);
     ptx::cp_async_wait_all();
     __syncthreads();  // the k-tile is complete
+    accumulate<Op>(accumulators, [&](typename Loop::Accumulators& sums) {
 #pragma unroll
-    for (int step = 0; step < Loop::kSteps; ++step) {
-      typename Loop::Fragments fragments;
-      fragments.load(smem.stage, lhs_loader, rhs_loader, step);
-      multiply<Op>(accumulators, fragments.lhs, fragments.rhs);
-    }
+      for (int step = 0; step < Loop::kSteps; ++step) {
+        typename Loop::Fragments fragments;
+        fragments.load(smem.stage, lhs_loader, rhs_loader, step);
+        multiply<Op>(sums, fragments.lhs, fragments.rhs);
+      }
+    });
     __syncthreads();  // nobody reads it any more
   }
 

@@ -129,7 +129,7 @@ std::string launch(const GemmArgs& args) {
                             ? launch_for.template operator()<true>()
                             : launch_for.template operator()<false>();
     if (!error.empty() || partials == nullptr) return error;
-    return reduce_partial_tiles(args, Config::kCtaTile, split, partials, Op::kRecomputesNonFinite);
+    return reduce_partial_tiles(args, Config::kCtaTile, split, partials, Op::kRecomputes);
   });
 }
 

@@ -87,17 +87,15 @@ struct Mainloop {
 
     int tiles_left = static_cast<int>((K + kCta.k - 1) / kCta.k);  // of what has not been copied; negative past the end
     const int last_k = static_cast<int>(K - (tiles_left - 1) * static_cast<int64_t>(kCta.k));
-    int copy_stage = 0;
     // Begins a part of the copy of the next k-tile: nothing is read past the end. After the last part the copies are a
     // group, so that groups can be counted.
-    const auto copy_part = [&]<int kPart, int kParts>() {
+    const auto copy_part = [&]<int kPart, int kParts>(Stage& stage) {
       const int k_here = tiles_left > 1 ? kCta.k : tiles_left == 1 ? last_k : 0;
-      lhs_copy.template copy<kPart, kParts>(stages[copy_stage].lhs, k_here);
-      rhs_copy.template copy<kPart, kParts>(stages[copy_stage].rhs, k_here);
+      lhs_copy.template copy<kPart, kParts>(stage.lhs, k_here);
+      rhs_copy.template copy<kPart, kParts>(stage.rhs, k_here);
       if (kPart + 1 < kParts) return;
       ptx::cp_async_commit();
       --tiles_left;
-      copy_stage = copy_stage + 1 == kStages ? 0 : copy_stage + 1;
     };
     // Of the kStages - 1 groups that are on their way the first is complete, in all threads: its stage can be read, and
     // the stage before it can be overwritten.
@@ -107,7 +105,7 @@ struct Mainloop {
     };
 
 #pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) copy_part.template operator()<0, 1>();
+    for (int i = 0; i < kStages - 1; ++i) copy_part.template operator()<0, 1>(stages[i]);
     wait();
 
     // Of rhs there are two sets, one multiplied and one loaded; a fragment of lhs is replaced as soon as it has been
@@ -121,8 +119,8 @@ struct Mainloop {
 #pragma unroll 1
     while (tiles_left > 1 - kStages) {  // as many times as there are k-tiles
       // A step along K: copies, for later; fragments, for the next step; and the products.
-      const auto step = [&]<int kStep>() {
-        copy_part.template operator()<kStep, kSteps>();
+      const auto step = [&]<int kStep>(Accumulators& sums) {
+        copy_part.template operator()<kStep, kSteps>(stages[stage == 0 ? kStages - 1 : stage - 1]);
         if (kStep + 1 == kSteps) {
           wait();
           stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -132,13 +130,15 @@ struct Mainloop {
         const typename Op::template Columns<kFragmentsN> columns(rhs[kStep % 2]);
 #pragma unroll
         for (int i = 0; i < kFragmentsM; ++i) {
-          Op::multiply(accumulators[i], lhs[i], columns);
+          Op::multiply(sums[i], lhs[i], columns);
           lhs_loader.load(lhs[i], stages[stage].lhs, i, kNext);
         }
       };
-      [&]<int... kStep>(std::integer_sequence<int, kStep...>) {
-        (step.template operator()<kStep>(), ...);
-      }(std::make_integer_sequence<int, kSteps>());
+      accumulate<Op>(accumulators, [&](Accumulators& sums) {
+        [&]<int... kStep>(std::integer_sequence<int, kStep...>) {
+          (step.template operator()<kStep>(sums), ...);
+        }(std::make_integer_sequence<int, kSteps>());
+      });
     }
     ptx::cp_async_wait_all();  // of zeros
     __syncthreads();
@@ -157,12 +157,14 @@ struct Mainloop {
       rhs_copy.copy_any(stage.rhs, k_here, rhs_width);
       ptx::cp_async_wait_all();
       __syncthreads();
+      accumulate<Op>(accumulators, [&](Accumulators& sums) {
 #pragma unroll 1
-      for (int step = 0; step < kSteps; ++step) {
-        Fragments fragments;
-        fragments.load(stage, lhs_loader, rhs_loader, step);
-        multiply<Op>(accumulators, fragments.lhs, fragments.rhs);
-      }
+        for (int step = 0; step < kSteps; ++step) {
+          Fragments fragments;
+          fragments.load(stage, lhs_loader, rhs_loader, step);
+          multiply<Op>(sums, fragments.lhs, fragments.rhs);
+        }
+      });
       __syncthreads();
     }
   }

@@ -39,7 +39,7 @@ std::string dispatch_op(const Problem& p, F&& f) {
 
 // What becomes of an Op's sums.
 template <class Op>
-using FixOf = std::conditional_t<Op::kRecomputesNonFinite, Recompute, Keep>;
+using FixOf = std::conditional_t<Op::kRecomputes, Recompute, Keep>;
 
 // The tile of sums in shared memory, of either type.
 template <int kRows, int kCols>

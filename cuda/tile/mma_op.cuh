@@ -13,7 +13,8 @@ namespace jaxgemm {
 // An Op is a struct with
 //   Element, Accumulator   types; kElems elements to a 32-bit register
 //   kK                     elements of K that a step takes
-//   kRecomputesNonFinite   whether sums that are not finite are to be computed again (epilogue/recompute.cuh)
+//   kRecomputes            whether some sums are to be computed again in float32 (epilogue/recompute.cuh)
+//   kSumsApart             whether each k-tile has sums of its own: see accumulate()
 //   Columns<kCols>         b of kCols neighbouring fragments, made of registers that hold the elements as in memory
 //   multiply(d, a, b)      d[j] += a * b[j] for one such a and all columns
 template <class Element_, class Accumulator_>
@@ -22,7 +23,7 @@ struct MmaOp {
   using Accumulator = Accumulator_;
   static constexpr int kElems = 4 / sizeof(Element);
   static constexpr int kK = fragment::kK<kElems>;
-  static constexpr bool kRecomputesNonFinite = false;
+  static constexpr bool kRecomputes = false, kSumsApart = false;
 
   template <int kCols>
   struct Columns {
@@ -38,6 +39,28 @@ __device__ void multiply(typename Op::Accumulator (&d)[kRows][kCols][4], const u
   const typename Op::template Columns<kCols> columns(b);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) Op::multiply(d[i], a[i], columns);
+}
+
+// Calls multiply_k_tile(d), which adds the products of a k-tile to d: to the sums of all k-tiles, or, for an Op with
+// kSumsApart, to new ones, which then are added to those. Tensor cores truncate sums: always towards zero, by up to a
+// unit in the last place, so that the errors of a long sum add up. Sums of a k-tile are small, and the others are
+// rounded to nearest (Ootomo and Yokota, see MmaTf32x3).
+template <class Op, int kRows, int kCols, class MultiplyKTile>
+__device__ void accumulate(typename Op::Accumulator (&sums)[kRows][kCols][4], MultiplyKTile&& multiply_k_tile) {
+  if constexpr (Op::kSumsApart) {
+    typename Op::Accumulator k_tile_sums[kRows][kCols][4] = {};
+    multiply_k_tile(k_tile_sums);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kCols; ++j) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) sums[i][j][r] += k_tile_sums[i][j][r];
+      }
+    }
+  } else {
+    multiply_k_tile(sums);
+  }
 }
 
 // float16 or bfloat16.
@@ -91,17 +114,17 @@ struct MmaTf32 : MmaOp<float, float> {
 
 // float32 as the sum of two TF32 numbers, big + small, of whose four products the smallest is left out ("3xTF32":
 // Markidis et al., "NVIDIA Tensor Core Programmability, Performance & Precision", 2018, for float16; Ootomo and Yokota,
-// "Recovering single precision accuracy from Tensor Cores", 2022). What is lost of a product is below 2^-21 of it.
-//
-// Infinities do not survive the split (inf - inf is NaN), nor do numbers that round to infinity. Sums that are not
-// finite are therefore computed again in float32 (Recompute, epilogue/recompute.cuh).
+// "Recovering single precision accuracy from Tensor Cores", 2022). Of 1 + 2^-10 - 2^-23, the worst of all
+// operands, 6 * 2^-24 are lost, and of its square 28 * 2^-24: no more than the rounding errors that sums of a few dozen
+// products may have. Sums of fewer, and those that are not finite (infinities do not survive the split: inf - inf is
+// NaN), are computed again in float32 (Recompute, epilogue/recompute.cuh).
 struct MmaTf32x3 : MmaOp<float, float> {
-  static constexpr bool kRecomputesNonFinite = true;
+  static constexpr bool kRecomputes = true, kSumsApart = true;
 
-  // Half a unit of TF32's last place is added, then mma ignores the 13 bits behind it: big is rounded to nearest. A NaN
-  // may become a number by that, but small is still NaN. small is truncated, by less than 2^-22 of x.
+  // mma ignores the last 13 bits of both, which truncates them. A NaN may become an infinity by that, but then small is
+  // NaN.
   __device__ static void split(uint32_t& big, uint32_t& small, uint32_t r) {
-    big = r + 0x1000;
+    big = r;
     small = __float_as_uint(__uint_as_float(r) - __uint_as_float(big & 0xFFFFE000u));
   }
 

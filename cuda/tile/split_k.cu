@@ -68,7 +68,7 @@ SplitK::SplitK(const KernelInfo& info, const Problem& p) : tiles(TileGrid(info.c
 }
 
 std::string reduce_partial_tiles(const GemmArgs& args, const Tile& tile, const SplitK& split, const void* partials,
-                                 bool recompute_non_finite) {
+                                 bool recompute) {
   const Problem& p = args.problem;
   const int64_t tile_elems = static_cast<int64_t>(tile.m) * tile.n;
   const int groups = groups_for(split.splits);
@@ -81,7 +81,7 @@ std::string reduce_partial_tiles(const GemmArgs& args, const Tile& tile, const S
   };
   if (p.out_dtype == DType::kS32) return launch(static_cast<const int32_t*>(partials), Keep(args));
   const float* sums = static_cast<const float*>(partials);
-  return recompute_non_finite ? launch(sums, Recompute(args)) : launch(sums, Keep(args));
+  return recompute ? launch(sums, Recompute(args)) : launch(sums, Keep(args));
 }
 
 }  // namespace jaxgemm

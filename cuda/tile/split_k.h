@@ -24,9 +24,8 @@ struct SplitK {
   }
 };
 
-// Enqueues out = epilogue(sums of the partial tiles). `recompute_non_finite`: see MmaTf32x3. Returns "" or what went
-// wrong.
+// Enqueues out = epilogue(sums of the partial tiles). `recompute`: see MmaTf32x3. Returns "" or what went wrong.
 std::string reduce_partial_tiles(const GemmArgs& args, const Tile& tile, const SplitK& split, const void* partials,
-                                 bool recompute_non_finite);
+                                 bool recompute);
 
 }  // namespace jaxgemm

@@ -236,11 +236,15 @@ _STAGED = [
         file=MMA_FAMILY, tile=FLOAT32["mma_ldmatrix"],
     ),
     Mutation(
-        "mma_multistage", "infinities not recomputed", "if (rest == 0.0f) return;", "return;", file=RECOMPUTE,
+        "mma_multistage", "infinities not recomputed", "rest == 0.0f && !few)", "!few)", file=RECOMPUTE,
         tile=FLOAT32["mma_multistage"],
     ),
     Mutation(
-        "mma_ldmatrix", "recomputing behind the edge", "finite || col + i >= N ?", "finite ?", file=RECOMPUTE,
+        "mma_ldmatrix", "sums of few products not recomputed", "K <= kFewProducts;", "false;", file=RECOMPUTE,
+        tile=FLOAT32["mma_ldmatrix"],
+    ),
+    Mutation(
+        "mma_ldmatrix", "recomputing behind the edge", "good || col + i >= N ?", "good ?", file=RECOMPUTE,
         tile=FLOAT32["mma_ldmatrix"],
     ),
 ]  # fmt: skip

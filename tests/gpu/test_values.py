@@ -19,6 +19,7 @@ from tests.values import (
     ACTIVATIONS,
     EPILOGUES,
     DTypes,
+    drift,
     epilogue_error_ratio,
     epilogue_operands,
     float32_extremes,
@@ -163,6 +164,13 @@ def test_float32_extremes(
     record_error(info.name, program.worst_error(operands, results))
     exact = [i for i, (name, _) in enumerate(pairs) if name.startswith("integers")]
     program.check_exact(operands, results, exact)
+
+
+@over_modes(float32_highest)
+def test_float32_sums_do_not_drift(info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
+    lhs, rhs = (rng.random(shape, np.float32) for shape in ((65, 8192), (8192, 67)))
+    (out,) = Program(info, dtypes, precision, [Case(Shape(65, 67, 8192), "NN")])([(lhs, rhs)])
+    assert drift(lhs, rhs, out) <= 1
 
 
 # --- epilogue ---------------------------------------------------------------------------------------------------------
