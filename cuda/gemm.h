@@ -95,6 +95,7 @@ struct KernelInfo {
   int stages, threads, smem_bytes;
   bool tf32;            // rounds float32 operands to TF32 unless the precision is kHighest
   bool split_k;         // may split K over several CTAs: split_count()
+  bool tma;             // takes operands at multiples of 16 bytes only, and sizes up to kMaxTmaSize
   bool fused_epilogue;  // applies bias and activation itself, to floating-point results
 };
 
@@ -110,7 +111,8 @@ struct GemmArgs {
 
 inline constexpr int64_t kWorkspaceAlignment = 256;
 inline constexpr int kMaxSmemBytes = 227 * 1024;  // of one CTA, on the GPUs that have the most: max_smem_bytes()
-inline constexpr int64_t kMaxCtas = 2147483647;   // CUDA's limit of grid.x; every family puts all its tiles there
+inline constexpr int64_t kMaxTmaSize = 2147483647 - 255;  // coordinates are 32 bits; the last tile hangs over the edge
+inline constexpr int64_t kMaxCtas = 2147483647;  // CUDA's limit of grid.x; every family puts all its tiles there
 
 struct Kernel {
   KernelInfo info;

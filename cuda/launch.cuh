@@ -50,7 +50,7 @@ inline constexpr FixedText kFullName = [] {
 //   kCtaTile, kWarpTile         Tile
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
-// and optionally kMinSm, kMaxSm, and kTf32, kSplitK (see KernelInfo).
+// and optionally kMinSm, kMaxSm, and kTf32, kSplitK, kTma (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -67,6 +67,10 @@ constexpr KernelInfo describe() {
   }();
   constexpr bool split_k = [] {
     if constexpr (requires { Config::kSplitK; }) return Config::kSplitK;
+    return false;
+  }();
+  constexpr bool tma = [] {
+    if constexpr (requires { Config::kTma; }) return Config::kTma;
     return false;
   }();
   constexpr int smem_bytes =
@@ -87,6 +91,7 @@ constexpr KernelInfo describe() {
           .smem_bytes = smem_bytes,
           .tf32 = tf32,
           .split_k = split_k,
+          .tma = tma,
           .fused_epilogue = true};
 }
 
@@ -122,6 +127,17 @@ std::string launch_kernel(void (*kernel)(Params...), int64_t ctas, int threads, 
     return std::string("cudaLaunchKernelEx: ") + cudaGetErrorString(status);
   }
   return {};
+}
+
+// How many multiprocessors the current device has. Returns "" or CUDA's own words for what failed.
+inline std::string multiprocessors(int64_t& count) {
+  int device = 0, value = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device);
+  count = value;
+  if (status == cudaSuccess) return {};
+  (void)cudaGetLastError();
+  return std::string("cudaDeviceGetAttribute: ") + cudaGetErrorString(status);
 }
 
 // Calls f.template operator()<kLhsTransposed, kRhsTransposed>() for the problem's layout.

@@ -1,4 +1,5 @@
 // The list of families, and what can be said about any kernel without launching it.
+#include <algorithm>
 #include <vector>
 
 #include "gemm.h"
@@ -12,7 +13,8 @@
   X(wmma_tiled)             \
   X(mma)                    \
   X(mma_ldmatrix)           \
-  X(mma_multistage)
+  X(mma_multistage)         \
+  X(wgmma)
 
 namespace jaxgemm {
 
@@ -127,6 +129,9 @@ std::string why_not(const Kernel& kernel, const Problem& p) {
     if (p.out_dtype == DType::kS32) return "fuses bias and activation with floating-point results only";
   }
   if (!p.empty()) {
+    if (const int64_t largest = std::max({p.M, p.N, p.K, p.batch}); info.tma && largest > kMaxTmaSize) {
+      return "reaches sizes up to " + std::to_string(kMaxTmaSize) + " only, not " + std::to_string(largest);
+    }
     // Divisions, so that no product of sizes can overflow.
     const int64_t tiles_m = tiles(p.M, info.cta_tile.m), tiles_n = tiles(p.N, info.cta_tile.n);
     if (tiles_m > kMaxCtas / tiles_n || p.batch > kMaxCtas / (tiles_m * tiles_n)) {

@@ -71,18 +71,19 @@ struct StagedTile {
   }
 
   // The same of rows that are moved, for four columns that can be stored at once; then calls write(row, col, value) for
-  // the columns that are left over at the ends of the rows.
+  // the columns that are left over at the ends of the rows. `thread`: this one's number among the kThreads that call.
   template <int kThreads, class WriteQuad, class Write>
-  __device__ void for_each_moved_quad(const RowPhases& phases, WriteQuad&& write_quad, Write&& write) const {
+  __device__ void for_each_moved_quad(const RowPhases& phases, WriteQuad&& write_quad, Write&& write,
+                                      int thread = static_cast<int>(threadIdx.x)) const {
 #pragma unroll 2
-    for (int at = static_cast<int>(threadIdx.x); at < kRows * kQuadsPerRow; at += kThreads) {
+    for (int at = thread; at < kRows * kQuadsPerRow; at += kThreads) {
       const int row = at / kQuadsPerRow, quad = at % kQuadsPerRow, phase = phases.of(row);
       if (quad == 0 && phase > 0) continue;  // the row begins within this quad
       write_quad(row, quad * 4 - phase, *reinterpret_cast<const Quad*>(elements + row * kStride + quad * 4));
     }
     if (phases.all_zero()) return;
 #pragma unroll 1
-    for (int at = static_cast<int>(threadIdx.x); at < kRows * 4; at += kThreads) {
+    for (int at = thread; at < kRows * 4; at += kThreads) {
       const int row = at / 4, phase = phases.of(row);
       if (phase == 0) continue;
       const int s_col = at % 4 < phase ? kCols + at % 4 : at % 4;

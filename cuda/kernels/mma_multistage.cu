@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return sm80::padding<Config>(p).workspace_bytes(p) + SplitK(describe<Config>(), p).workspace_bytes(Config::kCtaTile);
+  return sm80::padding<Config>(p).workspace_bytes(p) +
+         SplitK(describe<Config>(), p, Config::kCtaTile).workspace_bytes(Config::kCtaTile);
 }
 
 template <class Config>
@@ -109,7 +110,7 @@ std::string launch(const GemmArgs& args) {
   PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
   char* workspace = static_cast<char*>(args.workspace);
   if (std::string error = sm80::padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
-  const SplitK split(describe<Config>(), p);
+  const SplitK split(describe<Config>(), p, Config::kCtaTile);
   void* partials = split.splits == 1 ? nullptr : workspace;
   const CopyWidth lhs_width = copy_width(lhs.data, lhs.view, Config::kElementBytes);
   const CopyWidth rhs_width = copy_width(rhs.data, rhs.view, Config::kElementBytes);

@@ -59,7 +59,8 @@ int groups_for(int64_t splits) {
 
 }  // namespace
 
-SplitK::SplitK(const KernelInfo& info, const Problem& p) : tiles(TileGrid(info.cta_tile, p.M, p.N).ctas(p.batch)) {
+SplitK::SplitK(const KernelInfo& info, const Problem& p, const Tile& tile)
+    : tiles(TileGrid(tile, p.M, p.N).ctas(p.batch)) {
   const int64_t k_tiles = (p.K + info.cta_tile.k - 1) / info.cta_tile.k;
   const int64_t wanted = split_count(info, p);
   const int64_t each = k_tiles == 0 ? 1 : (k_tiles + wanted - 1) / wanted;

@@ -1,0 +1,143 @@
+// The way of wgmma's accumulators out of registers, in pieces of 64 rows that each warpgroup stages in shared memory of
+// its own: swizzled, for TMA to store while the next tile is multiplied, if sums are only rounded and TMA can address
+// out; else as float32, for the threads to finish and to write.
+#pragma once
+
+#include "epilogue/epilogue.cuh"
+#include "epilogue/staged.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace jaxgemm::sm90 {
+
+inline constexpr int kOutRows = ptx::kWgmmaM, kOutRowBytes = 128, kOutSlots = 2, kStagedCols = 32;
+
+// A warpgroup's.
+union OutStaging {
+  alignas(1024) char slots[kOutSlots][kOutRows * kOutRowBytes];
+  StagedTile<float, kOutRows, kStagedCols> sums;
+};
+
+// Columns of out that a row of a slot holds.
+template <class Out>
+inline constexpr int kSlotCols = kOutRowBytes / static_cast<int>(sizeof(Out));
+
+// What a warpgroup writes to. `warpgroup` is the named barrier of its threads.
+class OutWriter {
+ public:
+  __device__ OutWriter(OutStaging& s_staging, int warpgroup)
+      : s_staging_(s_staging), warpgroup_(warpgroup), thread_(static_cast<int>(threadIdx.x) % ptx::kWarpgroupThreads) {}
+
+  // Rounds 64 rows of sums to `Out` and has TMA store what of them lies inside out.
+  template <class Out, int kRegisters>
+  __device__ void store(const float (&sums)[kRegisters], const CUtensorMap& map, int row, int col, int batch) {
+    constexpr int kPieceRegisters = kSlotCols<Out> / 2, kPieces = kRegisters / kPieceRegisters;
+    static_assert(kPieces * kPieceRegisters == kRegisters);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      char* s_slot = s_staging_.slots[slot_];
+      slot_ ^= 1;
+      if (thread_ == 0) ptx::tma_wait_group_read<kOutSlots - 1>();  // of all but the last store
+      meet();
+      stage<Out>(s_slot, sums, piece * kPieceRegisters);
+      ptx::fence_proxy_async();
+      meet();
+      if (thread_ == 0) {
+        ptx::tma_store_3d(map, s_slot, col + piece * kSlotCols<Out>, row, batch);
+        ptx::tma_commit_group();
+      }
+    }
+  }
+
+  // Finishes 64 rows of sums and writes what of them lies inside out. The code, which is long, is there once: the sums
+  // take turns in the registers of the first piece.
+  template <int kRegisters>
+  __device__ void write(float (&sums)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
+                        int64_t N) {
+    constexpr int kFragments = kStagedCols / 8, kPieces = kRegisters / (kFragments * 4);
+#pragma unroll 1
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const TileCoord at = {tile.batch, tile.row, tile.col + piece * kStagedCols};
+      const RowPhases phases(epilogue, at);
+      float fragments[1][kFragments][4];
+#pragma unroll
+      for (int i = 0; i < kFragments * 4; ++i) fragments[0][i / 4][i % 4] = sums[i];
+#pragma unroll
+      for (int i = kFragments * 4; i < kRegisters; ++i) sums[i - kFragments * 4] = sums[i];
+      meet();
+      s_staging_.sums.store<1, 1>(fragments, thread_ / 32 * 16, 0, phases);
+      meet();
+      s_staging_.sums.for_each_moved_quad<ptx::kWarpgroupThreads>(
+          phases,
+          [&](int row, int col, const float4& quad) {
+            if (at.row + row >= M || at.col + col >= N) return;
+            const float values[4] = {quad.x, quad.y, quad.z, quad.w};
+            epilogue.store4(at.batch, at.row + row, at.col + col, N, values, true);
+          },
+          [&](int row, int col, float sum) {
+            if (at.row + row < M && at.col + col < N) epilogue.store(at.batch, at.row + row, at.col + col, sum);
+          },
+          thread_);
+    }
+  }
+
+  // Before the CTA's shared memory is gone.
+  __device__ void finish() {
+    if (thread_ == 0) ptx::tma_wait_group_read<0>();
+  }
+
+ private:
+  __device__ void meet() const { ptx::barrier_sync(warpgroup_, ptx::kWarpgroupThreads); }
+
+  // Where a chunk of 16 bytes lies in a slot.
+  __device__ static int chunk_offset(int row, int chunk) {
+    return row * kOutRowBytes + (chunk ^ row % 8) * ptx::kChunkBytes;
+  }
+
+  template <class Out, int kRegisters>
+  __device__ void stage(char* s_slot, const float (&sums)[kRegisters], int first) const {
+    const int lane = thread_ % 32, warp_row = thread_ / 32 * 16;
+    if constexpr (sizeof(Out) == 2) {
+      const int row = warp_row + lane % 16;  // matrices: rows 0-7 and 8-15 of 8 columns, the same of the next 8
+#pragma unroll
+      for (int i = 0; i < kSlotCols<Out> / 16; ++i) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          pairs[r] = packed<Out>(sums[first + i * 8 + r * 2], sums[first + i * 8 + r * 2 + 1]);
+        }
+        ptx::stmatrix<false>(s_slot + chunk_offset(row, i * 2 + lane / 16), pairs);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSlotCols<Out> / 8; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = warp_row + half * 8 + lane / 4, col = i * 8 + lane % 4 * 2;
+          char* s_pair = s_slot + chunk_offset(row, col / 4) + col % 4 * static_cast<int>(sizeof(float));
+          *reinterpret_cast<float2*>(s_pair) =
+              make_float2(sums[first + i * 4 + half * 2], sums[first + i * 4 + half * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  template <class Out>
+  __device__ static uint32_t packed(float low, float high) {
+    if constexpr (std::is_same_v<Out, __half>) {
+      const __half2 pair = __floats2half2_rn(low, high);
+      return *reinterpret_cast<const uint32_t*>(&pair);
+    } else {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+      return *reinterpret_cast<const uint32_t*>(&pair);
+    }
+  }
+
+  OutStaging& s_staging_;
+  int warpgroup_, thread_, slot_ = 0;
+};
+
+}  // namespace jaxgemm::sm90

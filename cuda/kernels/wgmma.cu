@@ -1,0 +1,269 @@
+// wgmma: Hopper's own instructions, and CTAs that stay.
+//
+// What is new against mma_multistage: operands go from shared memory into the tensor cores without passing through
+// registers, multiplied by four warps together (wgmma); one thread's instruction copies a whole tile (TMA). So threads
+// have roles: one warp loads, two warpgroups multiply and write, and mbarriers are all that they share
+// (mainloop/sm90_tma_wgmma.cuh). A CTA stays on its multiprocessor and takes tile after tile: the loads of the next one
+// run while this one is written (epilogue/tma_out.cuh). Pairs of CTAs share what they load of rhs (clusters).
+//
+// TMA needs rows that begin at multiples of 16 bytes: others are first copied into the workspace (Padding).
+//
+// Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions"; CUTLASS, "Efficient GEMM in
+// CUDA", section "Hopper Warp Specialization".
+#include <algorithm>
+
+#include "epilogue/tma_out.cuh"
+#include "launch.cuh"
+#include "mainloop/sm90_tma_wgmma.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared_storage.cuh"
+#include "tile/padding.h"
+#include "tile/scheduler.cuh"
+#include "tile/split_k.h"
+#include "tile/tensor_map.h"
+
+namespace jaxgemm {
+namespace {
+
+using sm90::kWarpgroup;
+
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+
+constexpr std::array kDTypes16 = {
+    DTypes{DType::kF16, DType::kF16, DType::kF16}, DTypes{DType::kF16, DType::kF16, DType::kF32},
+    DTypes{DType::kBF16, DType::kBF16, DType::kBF16}, DTypes{DType::kBF16, DType::kBF16, DType::kF32}};
+
+// kCtaTile.m rows are dealt to CONSUMERS warpgroups. CLUSTER_CTAS CTAs compute tiles below one another.
+template <int CTA_M, int CTA_N, int CONSUMERS, int STAGES, int CLUSTER_CTAS>
+struct TileConfig {
+  static constexpr std::string_view kFamily = "wgmma";
+  static constexpr auto kDTypes = kDTypes16;
+  static constexpr int kMinSm = 90, kMaxSm = 90;
+  static constexpr bool kTma = true, kSplitK = true;
+  static constexpr Tile kCtaTile = {CTA_M, CTA_N, 64}, kWarpTile = {CTA_M / CONSUMERS / 4, CTA_N, 64};
+  static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
+  static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
+};
+
+template <class Config>
+struct Storage {
+  sm90::Pipeline<Config> pipeline;
+  sm90::OutStaging out[Config::kConsumers];
+};
+
+struct Config64x128x64 : TileConfig<64, 128, 1, 8, 1> {
+  using SharedStorage = Storage<Config64x128x64>;
+};
+struct Config128x128x64 : TileConfig<128, 128, 2, 6, 1> {
+  using SharedStorage = Storage<Config128x128x64>;
+};
+struct Config128x256x64 : TileConfig<128, 256, 2, 4, 2> {
+  using SharedStorage = Storage<Config128x256x64>;
+};
+
+struct Shape {
+  int64_t M, N, K;
+  bool lhs_shared, rhs_shared;  // by all batches
+};
+
+// What the CTAs of a cluster compute together, one part of K of one tile of the grid after the other.
+template <class Config>
+struct Schedule {
+  TileGrid grid;  // of clusters' tiles
+  SplitK split;
+  unsigned units;  // tiles times splits
+  Shape shape;
+
+  static constexpr Tile kTile = {Config::kClusterCtas * Config::kCtaTile.m, Config::kCtaTile.n, Config::kCtaTile.k};
+
+  explicit Schedule(const Problem& p)
+      : grid(kTile, p.M, p.N),
+        split(describe<Config>(), p, kTile),
+        units(static_cast<unsigned>(split.ctas())),
+        shape{p.M, p.N, p.K, p.lhs.batch_stride == 0, p.rhs.batch_stride == 0} {}
+
+  template <class F>
+  __device__ void for_each(F&& f) const {
+    const unsigned clusters = gridDim.x / Config::kClusterCtas;
+    for (unsigned unit = blockIdx.x / Config::kClusterCtas; unit < units; unit += clusters) {
+      const int64_t k = unit / static_cast<unsigned>(split.tiles) * split.depth;
+      const int64_t depth = shape.K - k < split.depth ? shape.K - k : split.depth;
+      f(unit, grid.tile(unit % static_cast<unsigned>(split.tiles)), static_cast<int>(k),
+        static_cast<int>((depth + Config::kCtaTile.k - 1) / Config::kCtaTile.k));
+    }
+  }
+};
+
+// Where the sums of this tile go, of the consumer's rows of it.
+template <class Config, class Element, int kBlocks, int kRegisters>
+__device__ void write(float (&accumulators)[kBlocks][kRegisters], sm90::OutWriter& writer, const CUtensorMap& map,
+                      bool tma_stores, const Epilogue& epilogue, const TileCoord& tile, const Shape& shape) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    const TileCoord at = {tile.batch, tile.row + block * ptx::kWgmmaM, tile.col};
+    if (!tma_stores) {
+      writer.write(accumulators[block], epilogue, at, shape.M, shape.N);
+    } else if (epilogue.out_dtype == DType::kF32) {
+      writer.store<float>(accumulators[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
+                          static_cast<int>(at.batch));
+    } else {
+      writer.store<Element>(accumulators[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
+                            static_cast<int>(at.batch));
+    }
+  }
+}
+
+// The same of a part of K: as they are, to the partial tile of this unit.
+template <class Config, int kBlocks, int kRegisters>
+__device__ void write_partial(const float (&accumulators)[kBlocks][kRegisters], float* g_partial, int first_row) {
+  constexpr int kStride = Config::kCtaTile.n;
+  const auto [row, col] = ptx::accumulator_element(static_cast<int>(threadIdx.x) % kWarpgroup, 0);
+  float* g_first = g_partial + (first_row + row) * kStride + col;
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+    for (int i = 0; i < kRegisters; i += 2) {
+      constexpr int kFirstThread = 0;  // whose elements are as far from each other as any thread's
+      const ptx::ElementOf element = ptx::accumulator_element(kFirstThread, i);
+      *reinterpret_cast<float2*>(g_first + (block * ptx::kWgmmaM + element.row) * kStride + element.col) =
+          make_float2(accumulators[block][i], accumulators[block][i + 1]);
+    }
+  }
+}
+
+template <class Config, class Element, bool kLhsTransposed, bool kRhsTransposed>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    wgmma_kernel(const __grid_constant__ CUtensorMap lhs_map, const __grid_constant__ CUtensorMap rhs_map,
+                 const __grid_constant__ CUtensorMap out_map, bool tma_stores, Epilogue epilogue, float* partials,
+                 Schedule<Config> schedule) {
+  using Loop = sm90::Mainloop<Config, Element, kLhsTransposed, kRhsTransposed>;
+  constexpr Tile kCta = Config::kCtaTile;
+  auto& smem = shared_storage<typename Config::SharedStorage>();
+  const int rank = Config::kClusterCtas > 1 ? ptx::cluster_ctarank() : 0;
+
+  if (threadIdx.x == 0) smem.pipeline.init();
+  if constexpr (Config::kClusterCtas > 1) {
+    __syncwarp();
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
+
+  sm90::Ring<Config::kStages> ring;
+  if (threadIdx.x < kWarpgroup) {
+    if constexpr (Config::kConsumers > 1) ptx::register_dealloc<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      schedule.for_each([&](unsigned, const TileCoord& tile, int k, int k_tiles) {
+        const int batch = static_cast<int>(tile.batch), row = static_cast<int>(tile.row) + rank * kCta.m;
+        Loop::produce(smem.pipeline, ring, lhs_map, rhs_map,
+                      {row, static_cast<int>(tile.col), k, k_tiles, schedule.shape.lhs_shared ? 0 : batch,
+                       schedule.shape.rhs_shared ? 0 : batch},
+                      rank);
+      });
+    }
+    __syncwarp();
+  } else {
+    if constexpr (Config::kConsumers > 1) ptx::register_alloc<kConsumerRegisters>();
+    const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
+    const int first_row = rank * kCta.m + consumer * Loop::kBlocks * ptx::kWgmmaM;
+    sm90::OutWriter writer(smem.out[consumer], 1 + consumer);
+    schedule.for_each([&](unsigned unit, const TileCoord& tile, int, int k_tiles) {
+      typename Loop::Accumulators accumulators;
+      Loop::multiply(accumulators, smem.pipeline, ring, consumer, k_tiles);
+      if (partials == nullptr) {
+        write<Config, Element>(accumulators, writer, out_map, tma_stores, epilogue,
+                               {tile.batch, tile.row + first_row, tile.col}, schedule.shape);
+      } else {
+        constexpr int64_t kPartialElems = static_cast<int64_t>(Config::kClusterCtas) * kCta.m * kCta.n;
+        write_partial<Config>(accumulators, partials + unit * kPartialElems, first_row);
+      }
+    });
+    writer.finish();
+    __syncwarp();
+  }
+  // The other CTA arrives at this one's mbarriers and writes to its stages until it is through.
+  if constexpr (Config::kClusterCtas > 1) ptx::cluster_sync();
+}
+
+bool addressable(const MatrixView& view, int64_t element_bytes) {
+  return view.ld * element_bytes % ptx::kChunkBytes == 0 && view.batch_stride * element_bytes % ptx::kChunkBytes == 0;
+}
+
+template <class Config>
+Padding padding(const Problem& p) {
+  return {p, {.m = 0, .n = 0, .k = Config::kCtaTile.k}, [](const MatrixView& view) { return addressable(view, 2); }};
+}
+
+template <class Config>
+int64_t workspace_bytes(const Problem& p) {
+  return padding<Config>(p).workspace_bytes(p) + Schedule<Config>(p).split.workspace_bytes(Schedule<Config>::kTile);
+}
+
+struct Maps {
+  CUtensorMap lhs = {}, rhs = {}, out = {};
+  bool tma_stores = false;
+};
+
+template <class Config>
+std::string encode(Maps& maps, const PaddableOperand& lhs, const PaddableOperand& rhs, const GemmArgs& args) {
+  const Problem& p = args.problem;
+  constexpr Tile kCta = Config::kCtaTile;
+  if (p.K > 0) {  // a tensor map cannot be empty, and is not needed then
+    std::string error = encode_tensor_map(
+        maps.lhs, operand_box(lhs.data, p.lhs_dtype, lhs.view, p.batch, kCta.m, kCta.k, sm90::kSwizzle));
+    if (!error.empty()) return "lhs: " + error;
+    const int share = kCta.n / Config::kClusterCtas;
+    error = encode_tensor_map(maps.rhs,
+                              operand_box(rhs.data, p.rhs_dtype, rhs.view, p.batch, kCta.k, share, sm90::kSwizzle));
+    if (!error.empty()) return "rhs: " + error;
+  }
+  const bool aligned = reinterpret_cast<uintptr_t>(args.out) % ptx::kChunkBytes == 0 &&
+                       addressable(p.out, size_bytes(p.out_dtype)) && !p.has_bias && p.activation == Activation::kNone;
+  if (!aligned) return {};
+  const int cols = sm90::kOutRowBytes / static_cast<int>(size_bytes(p.out_dtype));
+  if (std::string error = encode_tensor_map(
+          maps.out, operand_box(args.out, p.out_dtype, p.out, p.batch, sm90::kOutRows, cols, sm90::kSwizzle));
+      !error.empty()) {
+    return "out: " + error;
+  }
+  maps.tma_stores = true;
+  return {};
+}
+
+template <class Config, class Element>
+std::string launch_for(const GemmArgs& args) {
+  const Problem& p = args.problem;
+  PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
+  char* workspace = static_cast<char*>(args.workspace);
+  if (std::string error = padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
+  Maps maps;
+  if (std::string error = encode<Config>(maps, lhs, rhs, args); !error.empty()) return error;
+  const Schedule<Config> schedule(p);
+  float* partials = schedule.split.splits == 1 ? nullptr : reinterpret_cast<float*>(workspace);
+  int64_t clusters = 0;
+  if (std::string error = multiprocessors(clusters); !error.empty()) return error;
+  clusters = std::min<int64_t>(clusters / Config::kClusterCtas, schedule.units);
+
+  std::string error = dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
+    return launch_kernel<Config::kClusterCtas>(wgmma_kernel<Config, Element, kLhsTransposed, kRhsTransposed>,
+                                               Config::kClusterCtas * clusters, Config::kThreads,
+                                               describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs, maps.out,
+                                               maps.tma_stores, Epilogue(args), partials, schedule);
+  });
+  if (!error.empty() || partials == nullptr) return error;
+  return reduce_partial_tiles(args, Schedule<Config>::kTile, schedule.split, partials, false);
+}
+
+template <class Config>
+std::string launch(const GemmArgs& args) {
+  return args.problem.lhs_dtype == DType::kF16 ? launch_for<Config, __half>(args)
+                                               : launch_for<Config, __nv_bfloat16>(args);
+}
+
+template <class Config>
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>};
+
+}  // namespace
+}  // namespace jaxgemm
+
+JAXGEMM_FAMILY(wgmma, &kKernel<Config64x128x64>, &kKernel<Config128x128x64>, &kKernel<Config128x256x64>)

@@ -1,0 +1,196 @@
+// The K loop of Hopper, in two halves that run at the same time: one thread has TMA fill a ring of stages in shared
+// memory, and warpgroups multiply what is in them with wgmma. A stage's two mbarriers hand it back and forth: `full`
+// when the copies have landed, `empty` when all have read it.
+//
+// Operands lie in shared memory as they do in global memory, along K or along M or N: wgmma's descriptors say which.
+// CTAs of a cluster compute tiles below one another. They need the same part of rhs: each loads a share of it for all.
+#pragma once
+
+#include "gemm.h"
+#include "ptx/address.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace jaxgemm::sm90 {
+
+inline constexpr int kWarpgroup = ptx::kWarpgroupThreads;
+
+// Rows in shared memory are as long as the swizzle's span: a k-tile along K, or as much of M or N.
+inline constexpr ptx::Swizzle kSwizzle = ptx::Swizzle::k128B;
+inline constexpr int kRowBytes = span_bytes(kSwizzle);
+inline constexpr int kAtomBytes = 8 * kRowBytes;  // what the swizzle's pattern repeats after, and so is aligned to
+
+// Where a walk round the ring is. Fresh `full` barriers complete their phase of parity 0 first, and a wait for the
+// opposite parity of fresh `empty` ones succeeds: see Mbarrier.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance() {
+    if (++stage < kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// A k-tile of one operand: kMn rows of lhs or columns of rhs.
+template <class Element, int kMn, bool kMnContiguous>
+struct OperandTile {
+  static constexpr int kRowElems = kRowBytes / sizeof(Element), kTileK = kRowElems;
+  static constexpr int kBytes = kMn * kRowBytes;
+  static constexpr ptx::Major kMajor = kMnContiguous ? ptx::Major::kMN : ptx::Major::kK;
+
+  // Boxes of one copy: all of the tile's rows along K, or, along M or N, what a row holds, for all of K.
+  static constexpr int kBoxMn = kMnContiguous ? kRowElems : kMn, kBoxBytes = kBoxMn * kRowBytes;
+
+  // The share of one of kCtas CTAs in filling the tile, which begins at (mn, k) in memory.
+  template <int kCtas>
+  __device__ static void load(char* s_tile, const CUtensorMap& map, ptx::Mbarrier& full, int mn, int k, int batch,
+                              int rank) {
+    if constexpr (kMnContiguous) {
+      static_assert(kMn % (kCtas * kBoxMn) == 0);
+#pragma unroll
+      for (int i = 0; i < kMn / kBoxMn / kCtas; ++i) {
+        const int box = rank * (kMn / kBoxMn / kCtas) + i;
+        load_box<kCtas>(s_tile + box * kBoxBytes, map, full, mn + box * kBoxMn, k, batch);
+      }
+    } else {
+      const int first = rank * (kMn / kCtas);
+      load_box<kCtas>(s_tile + first * kRowBytes, map, full, k, mn + first, batch);
+    }
+  }
+
+  // Of the rows from mn on, a multiple of 64, and all of K.
+  __device__ static uint64_t descriptor(const char* s_tile, int mn) {
+    constexpr ptx::MatrixLayout kLayout = {
+        .leading_bytes = kMnContiguous ? kBoxBytes : 16, .stride_bytes = kAtomBytes, .swizzle = kSwizzle};
+    return ptx::matrix_descriptor(ptx::shared_address(s_tile) + mn * kRowBytes, kLayout);
+  }
+
+  // From one step of wgmma along K to the next.
+  static constexpr int kStepBytes = kMnContiguous ? ptx::kWgmmaK * kRowBytes : ptx::kWgmmaK * sizeof(Element);
+  static_assert(kMn % 64 == 0 && sizeof(Element) == 2, "64 rows follow each other in either order");
+
+ private:
+  template <int kCtas>
+  __device__ static void load_box(char* s_box, const CUtensorMap& map, ptx::Mbarrier& full, int x, int y, int batch) {
+    if constexpr (kCtas == 1) {
+      ptx::tma_load_3d(s_box, map, full, x, y, batch);
+    } else {
+      ptx::tma_load_multicast_3d(s_box, map, full, x, y, batch, (1 << kCtas) - 1);
+    }
+  }
+};
+
+// The ring. kCtaTile.m rows of each of kClusterCtas CTAs are shared by kConsumers warpgroups.
+template <class Config>
+struct Pipeline {
+  static constexpr int kStages = Config::kStages, kClusterCtas = Config::kClusterCtas, kConsumers = Config::kConsumers;
+
+  struct Stage {
+    alignas(kAtomBytes) char lhs[Config::kCtaTile.m * kRowBytes];
+    alignas(kAtomBytes) char rhs[Config::kCtaTile.n * kRowBytes];
+  };
+  Stage stages[kStages];
+  ptx::Mbarrier full[kStages], empty[kStages];
+
+  // By one thread, before a barrier of the cluster.
+  __device__ void init() {
+    for (int stage = 0; stage < kStages; ++stage) {
+      ptx::mbarrier_init(full[stage], 1);
+      ptx::mbarrier_init(empty[stage], kConsumers * kClusterCtas);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  // The executing warpgroup has read the stage: one arrival at every CTA whose copies write to it.
+  __device__ void release(int stage) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    if constexpr (kClusterCtas == 1) {
+      if (thread == 0) ptx::mbarrier_arrive(empty[stage]);
+    } else {
+      if (thread < kClusterCtas) ptx::mbarrier_arrive_remote(empty[stage], thread);
+    }
+  }
+};
+
+// What is multiplied and how, for one layout.
+template <class Config, class Element_, bool kLhsTransposed, bool kRhsTransposed>
+struct Mainloop {
+  using Element = Element_;
+  static constexpr Tile kCta = Config::kCtaTile;
+  using Lhs = OperandTile<Element, kCta.m, kLhsTransposed>;
+  using Rhs = OperandTile<Element, kCta.n, !kRhsTransposed>;
+  static_assert(kCta.k == Lhs::kTileK);
+
+  // A consumer warpgroup's rows are kBlocks times those of wgmma.
+  static constexpr int kBlocks = kCta.m / Config::kConsumers / ptx::kWgmmaM;
+  using Accumulators = float[kBlocks][kCta.n / 2];
+
+  // Where a tile begins in the operands, and how many k-tiles of it there are. Matrices that all batches share are
+  // batch 0.
+  struct Work {
+    int row, col, k, k_tiles, lhs_batch, rhs_batch;
+  };
+
+  // By one thread of the CTA of this rank.
+  __device__ static void produce(Pipeline<Config>& s_pipeline, Ring<Config::kStages>& ring, const CUtensorMap& lhs,
+                                 const CUtensorMap& rhs, const Work& work, int rank) {
+#pragma unroll 1
+    for (int i = 0; i < work.k_tiles; ++i) {
+      auto& stage = s_pipeline.stages[ring.stage];
+      ptx::Mbarrier& full = s_pipeline.full[ring.stage];
+      const int k = work.k + i * kCta.k;
+      ptx::mbarrier_wait(s_pipeline.empty[ring.stage], ring.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, Lhs::kBytes + Rhs::kBytes);
+      Lhs::template load<1>(stage.lhs, lhs, full, work.row, k, work.lhs_batch, 0);
+      Rhs::template load<Config::kClusterCtas>(stage.rhs, rhs, full, work.col, k, work.rhs_batch, rank);
+      ring.advance();
+    }
+  }
+
+  // accumulators = the consumer's rows of lhs * rhs. One k-tile's wgmmas are in flight while the next one is waited
+  // for.
+  __device__ static void multiply(Accumulators& accumulators, Pipeline<Config>& s_pipeline, Ring<Config::kStages>& ring,
+                                  int consumer, int k_tiles) {
+#pragma unroll
+    for (auto& block : accumulators) {
+#pragma unroll
+      for (float& sum : block) sum = 0.0f;
+    }
+    int previous = 0;  // stage
+#pragma unroll 1
+    for (int i = 0; i < k_tiles; ++i) {
+      const auto& stage = s_pipeline.stages[ring.stage];
+      const uint64_t rhs = Rhs::descriptor(stage.rhs, 0);
+      ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < kCta.k / ptx::kWgmmaK; ++step) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          const uint64_t lhs = Lhs::descriptor(stage.lhs, (consumer * kBlocks + block) * ptx::kWgmmaM);
+          ptx::wgmma<Element, kCta.n, Lhs::kMajor, Rhs::kMajor>(accumulators[block],
+                                                                ptx::advance(lhs, step * Lhs::kStepBytes),
+                                                                ptx::advance(rhs, step * Rhs::kStepBytes), 1);
+        }
+      }
+      ptx::wgmma_commit();
+      if (i > 0) {
+        ptx::wgmma_wait<1>();
+        s_pipeline.release(previous);
+      }
+      previous = ring.stage;
+      ring.advance();
+    }
+    ptx::wgmma_wait<0>();
+    if (k_tiles > 0) s_pipeline.release(previous);
+#pragma unroll
+    for (auto& block : accumulators) ptx::pin_registers(block);
+  }
+};
+
+}  // namespace jaxgemm::sm90
