@@ -1,8 +1,8 @@
 // Which kernel to run when the user names none.
 //
 // The later rung of the ladder wins: each was written to beat the one before it. Among the tile configurations of one
-// family the model below decides, which also says over how many CTAs K is split. It adds up, for the multiprocessor
-// with the most work, in microseconds of an H200:
+// family, and between the last two, the model below decides, which also says over how many CTAs K is split. It adds up,
+// for the multiprocessor with the most work, in microseconds of an H200:
 //   k-tiles: of the CTAs that run side by side, each takes its turn at the tensor cores, and pays for the operand
 //     elements that a small tile reads again: a tile of m x n needs (1/m + 1/n) of them for each multiply-add (see
 //     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). No k-tile takes less than its latency, and all
@@ -14,7 +14,8 @@
 // The constants were fitted on an H200: of wmma_tiled to square tiles of 32, 64 and 128 at 4096^3, which took 1523, 774
 // and 509 us; of mma_multistage to 180 measurements of its four tiles of 16-bit elements, with K split over 1 to 64
 // CTAs, of problems between 512^3, 16 x 8192 x 8192, 256 x 256 x 65536 and 4096^3, which the model meets within 4 %
-// (root mean square). What it chooses there takes at most 3.4 % longer than the best.
+// (root mean square). What it chooses there takes at most 3.4 % longer than the best. Those of wgmma are of 60
+// measurements of six tiles, at clocks that a GPU holds for some milliseconds only.
 #include <algorithm>
 
 #include "gemm.h"
@@ -58,12 +59,16 @@ struct Rates {
   }
 };
 constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4},
-                kPipelined = {3.4e6, 63.0, 0.16, 0.77, 0.85, 5.2e-5};
+                kPipelined = {3.4e6, 63.0, 0.16, 0.77, 0.85, 5.2e-5},
+                kWarpSpecialised = {3.5e6, 6.0, 0.15, 0.35, 2.0, 5.0e-5};
+
+// Whether the rates were fitted to measurements of the family itself.
+bool calibrated(const KernelInfo& info) { return info.stages > 2; }
 
 constexpr double kDramBytesPerUs = 3.9e6, kReduceUs = 3.3, kPartialBytesPerUs = 3.7e6;
 
 double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, int64_t splits) {
-  const Rates& rates = info.stages > 2 ? kPipelined : kUnpipelined;
+  const Rates& rates = info.tma ? kWarpSpecialised : calibrated(info) ? kPipelined : kUnpipelined;
   const int64_t ctas = tiles * splits, sms = multiprocessors(p.sm), resident = resident_ctas(info, p.sm);
   const int64_t share = ceil_div(ctas, sms);
   const double k_tile =
@@ -110,8 +115,9 @@ const Kernel* select(const Problem& p, std::string_view family) {
   for (const Kernel* kernel : kernels()) {
     if (!family.empty() && kernel->info.family != family) continue;
     if (!why_not(*kernel, p).empty()) continue;
-    const bool same_rung = best != nullptr && best->info.family == kernel->info.family;
-    if (!same_rung || estimated_cost(*kernel, p) <= estimated_cost(*best, p)) best = kernel;
+    const bool comparable = best != nullptr && (best->info.family == kernel->info.family ||
+                                                (calibrated(best->info) && calibrated(kernel->info)));
+    if (!comparable || estimated_cost(*kernel, p) <= estimated_cost(*best, p)) best = kernel;
   }
   return best;
 }

@@ -20,6 +20,8 @@ VECTOR_BYTES = 16  # of the widest access to memory
 WORD_BYTES = 4
 FRAGMENT = 16  # wmma's M, N and K
 HMMA_N = 8  # HMMA.16816 multiplies 16 x 16 by 16 x 8: half of what wmma.mma does
+WARPGROUP, WGMMA_M, WGMMA_K = 128, 64, 16
+BOX = 64  # elements along M or N that one copy of TMA brings
 LDSM_MATRIX = 8  # rows and columns of what LDSM and MOVM handle; LDSM.4 loads four
 
 
@@ -284,6 +286,21 @@ def mma_multistage(instance: Instance) -> Expectation:
     )
 
 
+def wgmma(instance: Instance) -> Expectation:
+    m, n, k = instance.info.cta_tile
+    blocks, steps = share(instance.info.warp_tile[0], WGMMA_M // 4), share(k, WGMMA_K)
+    bfloat16 = "__nv_bfloat16" in instance.arguments
+    opcode = f"HGMMA.64x{n}x16.F32" + (".BF16" if bfloat16 else "")
+    boxes = (share(m, BOX) if instance.transposed[0] else 1) + 1  # of lhs, and of rhs at least
+    roles = 2 if instance.info.threads > 2 * WARPGROUP else 0
+    return Expectation(
+        main_loop=("*MMA",),
+        k_tile={"*MMA": blocks * steps, opcode: blocks * steps, "WARPGROUP.ARRIVE": 1, "BAR": 0, "LDS": 0, "STS": 0},
+        kernel={"UTMALDG": AtLeast(boxes), "UTMASTG": AtLeast(1), "STSM": AtLeast(1), "USETMAXREG": roles},
+        only_in_main_loops=("*MMA",),
+    )
+
+
 EXPECTATIONS: dict[str, Callable[[Instance], Expectation]] = {
     "naive": naive,
     "smem_tiled": smem_tiled,
@@ -293,6 +310,7 @@ EXPECTATIONS: dict[str, Callable[[Instance], Expectation]] = {
     "mma": mma,
     "mma_ldmatrix": mma_ldmatrix,
     "mma_multistage": mma_multistage,
+    "wgmma": wgmma,
 }
 
 # Families whose template has a further parameter of two values.

@@ -43,7 +43,9 @@ def test_select_is_total_and_right(rng: np.random.Generator) -> None:
         assert name in able
         assert name == _core.select(asked)
         last_family = max((n.split(":")[0] for n in able), key=FAMILIES.index)
-        assert name.startswith(last_family + ":"), "the latest rung that can"
+        fitted = {info.family for info in _core.kernels() if info.stages > 2}  # to measurements: these may compete
+        rungs = fitted if last_family in fitted else {last_family}
+        assert name.split(":")[0] in rungs, "the latest rung that can"
         for family in FAMILIES:
             named = _core.select(asked, family)
             assert named in [n for n in able if n.startswith(family + ":")] or (

@@ -33,14 +33,16 @@ constexpr std::array kDTypes16 = {
     DTypes{DType::kF16, DType::kF16, DType::kF16}, DTypes{DType::kF16, DType::kF16, DType::kF32},
     DTypes{DType::kBF16, DType::kBF16, DType::kBF16}, DTypes{DType::kBF16, DType::kBF16, DType::kF32}};
 
-// kCtaTile.m rows are dealt to CONSUMERS warpgroups. CLUSTER_CTAS CTAs compute tiles below one another.
-template <int CTA_M, int CTA_N, int CONSUMERS, int STAGES, int CLUSTER_CTAS>
+// The rows of a tile are dealt to CONSUMERS warpgroups; or, if they play PING_PONG, each has a tile of its own, and
+// writes it while the other multiplies. CLUSTER_CTAS CTAs compute tiles below one another.
+template <int CTA_M, int CTA_N, int CONSUMERS, bool PING_PONG, int STAGES, int CLUSTER_CTAS>
 struct TileConfig {
   static constexpr std::string_view kFamily = "wgmma";
   static constexpr auto kDTypes = kDTypes16;
   static constexpr int kMinSm = 90, kMaxSm = 90;
   static constexpr bool kTma = true, kSplitK = true;
-  static constexpr Tile kCtaTile = {CTA_M, CTA_N, 64}, kWarpTile = {CTA_M / CONSUMERS / 4, CTA_N, 64};
+  static constexpr Tile kCtaTile = {CTA_M, CTA_N, 64}, kWarpTile = {CTA_M / (PING_PONG ? 1 : CONSUMERS) / 4, CTA_N, 64};
+  static constexpr bool kPingPong = PING_PONG;
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };
@@ -51,14 +53,20 @@ struct Storage {
   sm90::OutStaging out[Config::kConsumers];
 };
 
-struct Config64x128x64 : TileConfig<64, 128, 1, 8, 1> {
+struct Config64x64x64 : TileConfig<64, 64, 1, false, 12, 1> {
+  using SharedStorage = Storage<Config64x64x64>;
+};
+struct Config64x128x64 : TileConfig<64, 128, 1, false, 8, 1> {
   using SharedStorage = Storage<Config64x128x64>;
 };
-struct Config128x128x64 : TileConfig<128, 128, 2, 6, 1> {
+struct Config128x128x64 : TileConfig<128, 128, 2, true, 6, 1> {
   using SharedStorage = Storage<Config128x128x64>;
 };
-struct Config128x256x64 : TileConfig<128, 256, 2, 4, 2> {
+struct Config128x256x64 : TileConfig<128, 256, 2, false, 4, 2> {
   using SharedStorage = Storage<Config128x256x64>;
+};
+struct Config256x128x64 : TileConfig<256, 128, 2, false, 4, 1> {
+  using SharedStorage = Storage<Config256x128x64>;
 };
 
 struct Shape {
@@ -165,17 +173,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   } else {
     if constexpr (Config::kConsumers > 1) ptx::register_alloc<kConsumerRegisters>();
     const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
-    const int first_row = rank * kCta.m + consumer * Loop::kBlocks * ptx::kWgmmaM;
+    const int first_row = Config::kPingPong ? 0 : consumer * Loop::kBlocks * ptx::kWgmmaM;  // in the CTA's tile
+    int turn = 0;  // how many tiles the consumers have had, if they take turns
     sm90::OutWriter writer(smem.out[consumer], 1 + consumer);
     schedule.for_each([&](unsigned unit, const TileCoord& tile, int, int k_tiles) {
+      if constexpr (Config::kPingPong) {
+        const int n = turn++;
+        if (n % 2 != consumer) return ring.skip(k_tiles);
+        smem.pipeline.wait_for_turn(consumer, n / 2);
+      }
       typename Loop::Accumulators accumulators;
-      Loop::multiply(accumulators, smem.pipeline, ring, consumer, k_tiles);
+      Loop::multiply(accumulators, smem.pipeline, ring, first_row, k_tiles, [&] {
+        if constexpr (Config::kPingPong) smem.pipeline.pass_turn(consumer);
+      });
+      const int row = rank * kCta.m + first_row;
       if (partials == nullptr) {
         write<Config, Element>(accumulators, writer, out_map, tma_stores, epilogue,
-                               {tile.batch, tile.row + first_row, tile.col}, schedule.shape);
+                               {tile.batch, tile.row + row, tile.col}, schedule.shape);
       } else {
         constexpr int64_t kPartialElems = static_cast<int64_t>(Config::kClusterCtas) * kCta.m * kCta.n;
-        write_partial<Config>(accumulators, partials + unit * kPartialElems, first_row);
+        write_partial<Config>(accumulators, partials + unit * kPartialElems, row);
       }
     });
     writer.finish();
@@ -217,8 +234,9 @@ std::string encode(Maps& maps, const PaddableOperand& lhs, const PaddableOperand
                               operand_box(rhs.data, p.rhs_dtype, rhs.view, p.batch, kCta.k, share, sm90::kSwizzle));
     if (!error.empty()) return "rhs: " + error;
   }
-  const bool aligned = reinterpret_cast<uintptr_t>(args.out) % ptx::kChunkBytes == 0 &&
-                       addressable(p.out, size_bytes(p.out_dtype)) && !p.has_bias && p.activation == Activation::kNone;
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(args.out) % ptx::kChunkBytes == 0 && addressable(p.out, size_bytes(p.out_dtype)) &&
+      p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0 && !p.has_bias && p.activation == Activation::kNone;
   if (!aligned) return {};
   const int cols = sm90::kOutRowBytes / static_cast<int>(size_bytes(p.out_dtype));
   if (std::string error = encode_tensor_map(
@@ -266,4 +284,5 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(wgmma, &kKernel<Config64x128x64>, &kKernel<Config128x128x64>, &kKernel<Config128x256x64>)
+JAXGEMM_FAMILY(wgmma, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKernel<Config128x128x64>,
+               &kKernel<Config128x256x64>, &kKernel<Config256x128x64>)

@@ -34,6 +34,12 @@ struct Ring {
     stage = 0;
     parity ^= 1;
   }
+
+  __device__ void skip(int k_tiles) {
+    const int to = stage + k_tiles;
+    stage = to % kStages;
+    parity ^= static_cast<uint32_t>(to / kStages) & 1;
+  }
 };
 
 // A k-tile of one operand: kMn rows of lhs or columns of rhs.
@@ -85,10 +91,11 @@ struct OperandTile {
   }
 };
 
-// The ring. kCtaTile.m rows of each of kClusterCtas CTAs are shared by kConsumers warpgroups.
+// The ring. Every k-tile is read by kReaders of the warpgroups of each of kClusterCtas CTAs.
 template <class Config>
 struct Pipeline {
-  static constexpr int kStages = Config::kStages, kClusterCtas = Config::kClusterCtas, kConsumers = Config::kConsumers;
+  static constexpr int kStages = Config::kStages, kClusterCtas = Config::kClusterCtas;
+  static constexpr int kReaders = Config::kPingPong ? 1 : Config::kConsumers;
 
   struct Stage {
     alignas(kAtomBytes) char lhs[Config::kCtaTile.m * kRowBytes];
@@ -96,14 +103,27 @@ struct Pipeline {
   };
   Stage stages[kStages];
   ptx::Mbarrier full[kStages], empty[kStages];
+  ptx::Mbarrier done[2];  // with a tile: each of two consumers that take turns
 
   // By one thread, before a barrier of the cluster.
   __device__ void init() {
     for (int stage = 0; stage < kStages; ++stage) {
       ptx::mbarrier_init(full[stage], 1);
-      ptx::mbarrier_init(empty[stage], kConsumers * kClusterCtas);
+      ptx::mbarrier_init(empty[stage], kReaders * kClusterCtas);
+    }
+    if constexpr (Config::kPingPong) {
+      for (ptx::Mbarrier& barrier : done) ptx::mbarrier_init(barrier, 1);
     }
     ptx::fence_mbarrier_init();
+  }
+
+  // Waits until the other consumer has seen all k-tiles of the tile before this one's n-th. A wait for a k-tile would
+  // else be taken for one that the ring had there a round earlier: mbarriers only tell odd phases from even ones.
+  __device__ void wait_for_turn(int consumer, int n) {
+    ptx::mbarrier_wait(done[consumer ^ 1], static_cast<uint32_t>(consumer == 0 ? n + 1 : n) & 1);
+  }
+  __device__ void pass_turn(int consumer) {
+    if (threadIdx.x % kWarpgroup == 0) ptx::mbarrier_arrive(done[consumer]);
   }
 
   // The executing warpgroup has read the stage: one arrival at every CTA whose copies write to it.
@@ -126,8 +146,8 @@ struct Mainloop {
   using Rhs = OperandTile<Element, kCta.n, !kRhsTransposed>;
   static_assert(kCta.k == Lhs::kTileK);
 
-  // A consumer warpgroup's rows are kBlocks times those of wgmma.
-  static constexpr int kBlocks = kCta.m / Config::kConsumers / ptx::kWgmmaM;
+  // A consumer warpgroup's rows are kBlocks times those of wgmma: its share of a tile, or all of it.
+  static constexpr int kBlocks = kCta.m / Pipeline<Config>::kReaders / ptx::kWgmmaM;
   using Accumulators = float[kBlocks][kCta.n / 2];
 
   // Where a tile begins in the operands, and how many k-tiles of it there are. Matrices that all batches share are
@@ -152,10 +172,11 @@ struct Mainloop {
     }
   }
 
-  // accumulators = the consumer's rows of lhs * rhs. One k-tile's wgmmas are in flight while the next one is waited
-  // for.
+  // accumulators = the rows of lhs from first_row on * rhs. One k-tile's wgmmas are in flight while the next one is
+  // waited for. Calls all_issued() when the last ones are on their way.
+  template <class AllIssued>
   __device__ static void multiply(Accumulators& accumulators, Pipeline<Config>& s_pipeline, Ring<Config::kStages>& ring,
-                                  int consumer, int k_tiles) {
+                                  int first_row, int k_tiles, AllIssued&& all_issued) {
 #pragma unroll
     for (auto& block : accumulators) {
 #pragma unroll
@@ -172,7 +193,7 @@ struct Mainloop {
       for (int step = 0; step < kCta.k / ptx::kWgmmaK; ++step) {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
-          const uint64_t lhs = Lhs::descriptor(stage.lhs, (consumer * kBlocks + block) * ptx::kWgmmaM);
+          const uint64_t lhs = Lhs::descriptor(stage.lhs, first_row + block * ptx::kWgmmaM);
           ptx::wgmma<Element, kCta.n, Lhs::kMajor, Rhs::kMajor>(accumulators[block],
                                                                 ptx::advance(lhs, step * Lhs::kStepBytes),
                                                                 ptx::advance(rhs, step * Rhs::kStepBytes), 1);
@@ -186,6 +207,7 @@ struct Mainloop {
       previous = ring.stage;
       ring.advance();
     }
+    all_issued();
     ptx::wgmma_wait<0>();
     if (k_tiles > 0) s_pipeline.release(previous);
 #pragma unroll

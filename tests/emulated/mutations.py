@@ -74,6 +74,7 @@ def _without_barriers() -> list[Mutation]:
 MAINLOOP, MMA_OP = "mainloop/sm80_cp_async.cuh", "tile/mma_op.cuh"
 OPERAND_TILE, FRAGMENT = "tile/operand_tile.cuh", "tile/fragment.cuh"
 STAGED, EPILOGUE, RECOMPUTE = "epilogue/staged.cuh", "epilogue/epilogue.cuh", "epilogue/recompute.cuh"
+HOPPER_LOOP, TMA_OUT = "mainloop/sm90_tma_wgmma.cuh", "epilogue/tma_out.cuh"
 MMA_FAMILY, PAD_COPY, SPLIT_K = "tile/mma_family.cuh", "tile/pad_copy.cu", "tile/split_k.cu"
 FLOAT32 = {"mma": "64x64x16", "mma_ldmatrix": "64x64x32", "mma_multistage": "64x64x32"}
 WARPS_K = "128x128x64"  # mma_multistage's in which warps share a tile along K
@@ -301,7 +302,48 @@ _SPLIT_K = [
         tile=FLOAT32["mma_multistage"],
     ),
 ]  # fmt: skip
+_HOPPER = [
+    Mutation("wgmma", "too few bytes expected", "Lhs::kBytes + Rhs::kBytes", "Lhs::kBytes", file=HOPPER_LOOP),
+    Mutation("wgmma", "k-tiles read a round early", "full[ring.stage], ring.parity)", "full[ring.stage], ring.parity ^ 1)",
+             file=HOPPER_LOOP),
+    Mutation("wgmma", "stage released too early", "ptx::wgmma_wait<1>();", "ptx::wgmma_wait<2>();", file=HOPPER_LOOP),
+    Mutation("wgmma", "no wait for the last products", "ptx::wgmma_wait<0>();", "", file=HOPPER_LOOP),
+    Mutation("wgmma", "no fence before the products", "ptx::wgmma_fence();", "", file=HOPPER_LOOP),
+    Mutation("wgmma", "half a step along K", "ptx::kWgmmaK * kRowBytes :", "ptx::kWgmmaK / 2 * kRowBytes :", file=HOPPER_LOOP),
+    Mutation("wgmma", "boxes of M too near", "kMnContiguous ? kBoxBytes : 16", "kMnContiguous ? kAtomBytes : 16",
+             file=HOPPER_LOOP, tile="64x128x64"),
+    Mutation("wgmma", "the first box twice", "mn + box * kBoxMn", "mn", file=HOPPER_LOOP, tile="64x128x64"),
+    Mutation("wgmma", "rows of the other block", "first_row + block * ptx::kWgmmaM", "first_row", file=HOPPER_LOOP,
+             tile="256x128x64"),
+    Mutation("wgmma", "rows of the other consumer", "consumer * Loop::kBlocks * ptx::kWgmmaM", "0", tile="256x128x64"),
+    Mutation("wgmma", "the other CTA not told", "mbarrier_arrive_remote(empty[stage], thread)",
+             "mbarrier_arrive(empty[stage])", file=HOPPER_LOOP, tile="128x256x64"),
+    Mutation("wgmma", "the same share for both CTAs", "const int box = rank *", "const int box = 0 *", file=HOPPER_LOOP,
+             tile="128x256x64"),
+    Mutation("wgmma", "exit before the other CTA", "if constexpr (Config::kClusterCtas > 1) ptx::cluster_sync();", "",
+             tile="128x256x64"),
+    Mutation("wgmma", "turns not waited for", "smem.pipeline.wait_for_turn(consumer, n / 2);", "", tile="128x128x64"),
+    Mutation("wgmma", "ring not moved past the other's tile", "return ring.skip(k_tiles);", "return;", tile="128x128x64"),
+    Mutation("wgmma", "tiles left out", "unit += clusters", "unit += 2 * clusters"),
+    Mutation("wgmma", "no fence before the store", "ptx::fence_proxy_async();", "", file=TMA_OUT),
+    Mutation("wgmma", "slot overwritten that is read", "wait_group_read<kOutSlots - 1>", "wait_group_read<kOutSlots>",
+             file=TMA_OUT, tile="128x256x64"),
+    Mutation("wgmma", "out not swizzled", "(chunk ^ row % 8)", "chunk", file=TMA_OUT),
+    Mutation("wgmma", "exit before the store has read", "    if (thread_ == 0) ptx::tma_wait_group_read<0>();", "", file=TMA_OUT),
+    Mutation("wgmma", "the first columns in all pieces", "tile.col + piece * kStagedCols", "tile.col", file=TMA_OUT),
+    Mutation("wgmma", "sums do not take turns", "sums[i - kFragments * 4] = sums[i];", ";", file=TMA_OUT),
+    Mutation("wgmma", "chunks behind the end of rows", "p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0 &&", ""),
+    Mutation("wgmma", "rows that TMA cannot address", "view.ld * element_bytes % ptx::kChunkBytes == 0 &&", ""),
+    Mutation("wgmma", "every part of K from the beginning", "/ static_cast<unsigned>(split.tiles) * split.depth",
+             "/ static_cast<unsigned>(split.tiles) * 0"),
+    Mutation("wgmma", "partial sums of one row", "+ element.row) * kStride", ") * kStride"),
+]  # fmt: skip
+_HOPPER += [
+    Mutation("wgmma", f"no meeting {i} of a warpgroup", "      meet();", "", i, TMA_OUT)
+    for i in range((CUDA / TMA_OUT).read_text().count("      meet();"))
+]
+
 
 MUTATIONS = [
-    *_without_barriers(), *_SIMT, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY, *_SPLIT_K,
+    *_without_barriers(), *_SIMT, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY, *_SPLIT_K, *_HOPPER,
 ]  # fmt: skip

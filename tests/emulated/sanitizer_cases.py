@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.edge_shapes import LAYOUTS, Case, ragged_case
-from tests.emulated.support import SEEDS
+from tests.emulated.support import SEEDS, TMA
 from tests.emulator.library import Emulator, KernelInfo, Schedule
 from tests.emulator.problem import Placement, Trial, faults
 from tests.values import integers, is_float, modes, rounded
@@ -25,7 +25,7 @@ def run_kernel(emulated: Emulator, info: KernelInfo) -> int:
     """One product for each layout, over all dtypes and placements, with a bias if it can be; returns how many."""
     for i, layout in enumerate(LAYOUTS):
         dtypes, precision = modes(info)[i % len(modes(info))]
-        tma = info.family.startswith("sm90.")
+        tma = info.family.startswith("sm90.") or info.family in TMA
         placement = _ALIGNED if tma else _PLACEMENTS[i]
         shape = ragged_case(info, layout, "both" if i % 2 else "none").shape
         if tma:  # which stores rows that end on a 16-byte boundary

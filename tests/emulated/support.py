@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +29,19 @@ PLACEMENTS = (
     Placement(gap=3, misaligned=("lhs", "rhs", "out")),
 )
 """Dense, views into larger arrays, and addresses that are aligned to an element and no more."""
+TMA = {info.family for info in INFO.values() if info.tma}
+
+
+def fitting(info: Any, placement: Placement) -> Placement:
+    """As the kernel takes it: TMA reads operands that begin at multiples of 16 bytes, as XLA's do."""
+    if info.family not in TMA:
+        return placement
+    return replace(placement, misaligned=tuple(array for array in placement.misaligned if array == "out"))
+
+
+def placements(info: Any) -> list[Placement]:
+    return [fitting(info, placement) for placement in PLACEMENTS]
+
 
 BUDGET = 200_000_000
 """Multiply-adds of 16-bit operands, whole tiles counted, that one test of a kernel may take: a second of one core."""
@@ -75,11 +89,12 @@ def affordable(
 @functools.cache
 def _edge_trials(name: str) -> dict[tuple[DTypes, str, str], list[Trial]]:
     info, seen = INFO[name], Counter[Shape]()
+    places = placements(info)
     rows = list(itertools.product(modes(info), LAYOUTS))
     tests = {}
     for turn, ((dtypes, precision), layout) in enumerate(rows):
         ragged, *rest = [
-            Trial(case, PLACEMENTS[(i + turn) % len(PLACEMENTS)], Schedule(i + 7 * turn), turn, precision)
+            Trial(case, places[(i + turn) % len(places)], Schedule(i + 7 * turn), turn, precision)
             for i, case in enumerate([ragged_case(info, layout), *cases(info, turn // len(LAYOUTS), layout)])
         ]
         rest.sort(key=lambda trial: (seen[trial.case.shape], tiled_work(info, trial.case.shape)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.edge_shapes import Case, Shape, deep_shape
-from tests.emulated.support import PLACEMENTS, in_parallel
+from tests.emulated.support import in_parallel, placements
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Result, Trial, run
 from tests.gpu.support import first_floating, floating, over_modes
@@ -26,6 +26,7 @@ def test_epilogue(emulated: Emulator, info: Any, dtypes: DTypes, precision: str,
     """Bias and activation in float32, rounded once: the error of the accumulator times the slope of the function."""
     deep = dataclasses.astuple(deep_shape(info))[:3]
     operands = {shape: epilogue_operands(rng, shape, dtypes) for shape in [*_shapes(info), deep]}
+    places = placements(info)
     variants = [(shape, name, bias) for shape in _shapes(info) for name, bias in EPILOGUES]
     variants += [(deep, "none", True), (deep, "silu", True)]
 
@@ -33,7 +34,7 @@ def test_epilogue(emulated: Emulator, info: Any, dtypes: DTypes, precision: str,
         i, (shape, activation, has_bias) = numbered
         lhs, rhs, bias = operands[shape]
         return run(
-            emulated, info.name, Case(Shape(*shape), "NN"), lhs, rhs, dtypes[2], PLACEMENTS[i % len(PLACEMENTS)],
+            emulated, info.name, Case(Shape(*shape), "NN"), lhs, rhs, dtypes[2], places[i % len(places)],
             bias=bias if has_bias else None, activation=activation, precision=precision, schedule=Schedule(i),
         )  # fmt: skip
 

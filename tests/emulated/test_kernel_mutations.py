@@ -12,7 +12,7 @@ import pytest
 
 from tests.edge_shapes import Case, Shape, deep_shape, long_shape
 from tests.emulated.mutations import LAYOUTS, MUTATIONS, Mutation
-from tests.emulated.support import BUDGET, affordable, in_parallel
+from tests.emulated.support import BUDGET, affordable, fitting, in_parallel
 from tests.emulator.build import CUDA, build_variants
 from tests.emulator.conflicts import budget_trials, conflict_ratios, read_budget
 from tests.emulator.library import Emulator, KernelInfo, Schedule
@@ -46,7 +46,7 @@ def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
     every = list(dict.fromkeys(precision for dtypes, precision in modes(info) if dtypes == info.dtypes[0]))
     for turn, layout in enumerate(LAYOUTS * 2):
         for (i, shape), precision in itertools.product(enumerate(shapes), every):
-            placement = _PLACEMENTS[(turn + i) % len(_PLACEMENTS)]
+            placement = fitting(info, _PLACEMENTS[(turn + i) % len(_PLACEMENTS)])
             yield Trial(Case(shape, layout), placement, Schedule(turn + i), precision=precision), (turn + i) % 2 == 1
 
 

@@ -11,12 +11,12 @@ from jaxgemm._native import _core
 from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape, long_shape, pairwise_shapes, ragged_case
 from tests.emulated.support import (
     BUDGET,
-    PLACEMENTS,
     SEEDS,
     affordable,
     assert_all_right,
     edge_trials,
     in_parallel,
+    placements,
     try_integers,
 )
 from tests.emulator.library import Emulator, Schedule
@@ -72,7 +72,7 @@ def test_placements(emulated: Emulator, info: Any, layout: str) -> None:
     for dtypes, precision in {
         (dtypes[0], precision): (dtypes, precision) for dtypes, precision in modes(info)
     }.values():
-        trials = [Trial(case, placement, Schedule(i), precision=precision) for i, placement in enumerate(PLACEMENTS)]
+        trials = [Trial(case, place, Schedule(i), precision=precision) for i, place in enumerate(placements(info))]
         taken = affordable(info, [*trials[turn:], *trials[:turn]], lambda trial: trial, BUDGET // 3)
         assert_all_right(emulated, info.name, dtypes, taken)
 
@@ -136,8 +136,9 @@ def test_special_values_stay_in_their_row_and_column(
     turn = LAYOUTS.index(layout)
     plants = [*plants[turn:], *plants[:turn]]
     shapes = [ragged_case(info, layout).shape] * len(plants) + [deep_shape(info)] * 2
+    places = placements(info)
     trials = [
-        Trial(Case(shape, layout), PLACEMENTS[(turn + i) % len(PLACEMENTS)], Schedule(turn + i), precision=precision)
+        Trial(Case(shape, layout), places[(turn + i) % len(places)], Schedule(turn + i), precision=precision)
         for i, shape in enumerate(shapes)
     ]
     items = [(trial, *plants[i % len(plants)]) for i, trial in enumerate(trials)]
