@@ -112,18 +112,19 @@ struct Pipeline {
       ptx::mbarrier_init(empty[stage], kReaders * kClusterCtas);
     }
     if constexpr (Config::kPingPong) {
-      for (ptx::Mbarrier& barrier : done) ptx::mbarrier_init(barrier, 1);
+      for (ptx::Mbarrier& barrier : done) ptx::mbarrier_init(barrier, kWarpgroup / 32);
     }
     ptx::fence_mbarrier_init();
   }
 
-  // Waits until the other consumer has seen all k-tiles of the tile before this one's n-th. A wait for a k-tile would
-  // else be taken for one that the ring had there a round earlier: mbarriers only tell odd phases from even ones.
+  // Waits until all warps of the other consumer have seen all k-tiles of the tile before this one's n-th. A wait for a
+  // k-tile would else be taken for one that the ring had there a round earlier: mbarriers only tell odd phases from
+  // even ones.
   __device__ void wait_for_turn(int consumer, int n) {
     ptx::mbarrier_wait(done[consumer ^ 1], static_cast<uint32_t>(consumer == 0 ? n + 1 : n) & 1);
   }
   __device__ void pass_turn(int consumer) {
-    if (threadIdx.x % kWarpgroup == 0) ptx::mbarrier_arrive(done[consumer]);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(done[consumer]);
   }
 
   // The executing warpgroup has read the stage: one arrival at every CTA whose copies write to it.

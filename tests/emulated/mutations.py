@@ -304,12 +304,13 @@ _SPLIT_K = [
 ]  # fmt: skip
 _HOPPER = [
     Mutation("wgmma", "too few bytes expected", "Lhs::kBytes + Rhs::kBytes", "Lhs::kBytes", file=HOPPER_LOOP),
-    Mutation("wgmma", "k-tiles read a round early", "full[ring.stage], ring.parity)", "full[ring.stage], ring.parity ^ 1)",
+    Mutation("wgmma", "k-tiles read a round early", "[ring.stage], ring.parity)", "[ring.stage], ring.parity ^ 1)",
              file=HOPPER_LOOP),
     Mutation("wgmma", "stage released too early", "ptx::wgmma_wait<1>();", "ptx::wgmma_wait<2>();", file=HOPPER_LOOP),
     Mutation("wgmma", "no wait for the last products", "ptx::wgmma_wait<0>();", "", file=HOPPER_LOOP),
     Mutation("wgmma", "no fence before the products", "ptx::wgmma_fence();", "", file=HOPPER_LOOP),
-    Mutation("wgmma", "half a step along K", "ptx::kWgmmaK * kRowBytes :", "ptx::kWgmmaK / 2 * kRowBytes :", file=HOPPER_LOOP),
+    Mutation("wgmma", "half a step along K", "ptx::kWgmmaK * kRowBytes :", "ptx::kWgmmaK / 2 * kRowBytes :",
+             file=HOPPER_LOOP),
     Mutation("wgmma", "boxes of M too near", "kMnContiguous ? kBoxBytes : 16", "kMnContiguous ? kAtomBytes : 16",
              file=HOPPER_LOOP, tile="64x128x64"),
     Mutation("wgmma", "the first box twice", "mn + box * kBoxMn", "mn", file=HOPPER_LOOP, tile="64x128x64"),
@@ -323,13 +324,17 @@ _HOPPER = [
     Mutation("wgmma", "exit before the other CTA", "if constexpr (Config::kClusterCtas > 1) ptx::cluster_sync();", "",
              tile="128x256x64"),
     Mutation("wgmma", "turns not waited for", "smem.pipeline.wait_for_turn(consumer, n / 2);", "", tile="128x128x64"),
-    Mutation("wgmma", "ring not moved past the other's tile", "return ring.skip(k_tiles);", "return;", tile="128x128x64"),
+    Mutation("wgmma", "ring not moved past the other's tile", "return ring.skip(k_tiles);", "return;",
+             tile="128x128x64"),
+    Mutation("wgmma", "turns passed by one warp", "threadIdx.x % 32 == 0", "threadIdx.x % kWarpgroup == 0",
+             file=HOPPER_LOOP, tile="128x128x64"),
     Mutation("wgmma", "tiles left out", "unit += clusters", "unit += 2 * clusters"),
     Mutation("wgmma", "no fence before the store", "ptx::fence_proxy_async();", "", file=TMA_OUT),
     Mutation("wgmma", "slot overwritten that is read", "wait_group_read<kOutSlots - 1>", "wait_group_read<kOutSlots>",
              file=TMA_OUT, tile="128x256x64"),
     Mutation("wgmma", "out not swizzled", "(chunk ^ row % 8)", "chunk", file=TMA_OUT),
-    Mutation("wgmma", "exit before the store has read", "    if (thread_ == 0) ptx::tma_wait_group_read<0>();", "", file=TMA_OUT),
+    Mutation("wgmma", "exit before the store has read", "    if (thread_ == 0) ptx::tma_wait_group_read<0>();", "",
+             file=TMA_OUT),
     Mutation("wgmma", "the first columns in all pieces", "tile.col + piece * kStagedCols", "tile.col", file=TMA_OUT),
     Mutation("wgmma", "sums do not take turns", "sums[i - kFragments * 4] = sums[i];", ";", file=TMA_OUT),
     Mutation("wgmma", "chunks behind the end of rows", "p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0 &&", ""),
@@ -345,5 +350,6 @@ _HOPPER += [
 
 
 MUTATIONS = [
-    *_without_barriers(), *_SIMT, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY, *_SPLIT_K, *_HOPPER,
+    *_without_barriers(), *_SIMT, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY, *_SPLIT_K,
+    *_HOPPER,
 ]  # fmt: skip

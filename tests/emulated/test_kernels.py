@@ -20,7 +20,7 @@ from tests.emulated.support import (
     try_integers,
 )
 from tests.emulator.library import Emulator, Schedule
-from tests.emulator.problem import Trial, exact, faults
+from tests.emulator.problem import Placement, Trial, exact, faults
 from tests.gpu.support import KERNEL_IDS, KERNELS, first_dtypes, floating, over_modes
 from tests.values import DTypes, integers, modes, plant
 
@@ -106,8 +106,8 @@ def test_schedules(emulated: Emulator, info: Any, dtypes: DTypes, precision: str
 @over_modes(lambda info, dtypes, _: info.split_k and dtypes == info.dtypes[0])
 def test_splits_of_several_k_tiles(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
     """K split into parts of several k-tiles, the last of which is shorter, and as many parts as there can be."""
-    case = Case(long_shape(info), "NN")
-    result, expected = try_integers(emulated, info.name, dtypes, Trial(case, precision=precision))
+    trial = Trial(Case(long_shape(info), "NN"), Placement(multiple=16), precision=precision)  # nothing is copied first
+    result, expected = try_integers(emulated, info.name, dtypes, trial)
     assert not faults(result, expected)
     assert result.run.launches == 2
 
