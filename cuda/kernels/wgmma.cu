@@ -72,6 +72,7 @@ struct Config256x128x64 : TileConfig<256, 128, 2, false, 4, 1> {
 struct Shape {
   int64_t M, N, K;
   bool lhs_shared, rhs_shared;  // by all batches
+  int lhs_rows;                 // of a copy
 };
 
 // What the CTAs of a cluster compute together, one part of K of one tile of the grid after the other.
@@ -88,7 +89,7 @@ struct Schedule {
       : grid(kTile, p.M, p.N),
         split(describe<Config>(), p, kTile),
         units(static_cast<unsigned>(split.ctas())),
-        shape{p.M, p.N, p.K, p.lhs.batch_stride == 0, p.rhs.batch_stride == 0} {}
+        shape{p.M, p.N, p.K, p.lhs.batch_stride == 0, p.rhs.batch_stride == 0, sm90::copied_lhs_rows<Config>(p)} {}
 
   template <class F>
   __device__ void for_each(F&& f) const {
@@ -150,6 +151,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int rank = Config::kClusterCtas > 1 ? ptx::cluster_ctarank() : 0;
 
   if (threadIdx.x == 0) smem.pipeline.init();
+  if (schedule.shape.lhs_rows < kCta.m) Loop::clear_lhs(smem.pipeline);
   if constexpr (Config::kClusterCtas > 1) {
     __syncwarp();
     ptx::cluster_sync();
@@ -166,7 +168,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         Loop::produce(smem.pipeline, ring, lhs_map, rhs_map,
                       {row, static_cast<int>(tile.col), k, k_tiles, schedule.shape.lhs_shared ? 0 : batch,
                        schedule.shape.rhs_shared ? 0 : batch},
-                      rank);
+                      schedule.shape.lhs_rows * sm90::kRowBytes, rank);
       });
     }
     __syncwarp();
@@ -226,8 +228,9 @@ std::string encode(Maps& maps, const PaddableOperand& lhs, const PaddableOperand
   const Problem& p = args.problem;
   constexpr Tile kCta = Config::kCtaTile;
   if (p.K > 0) {  // a tensor map cannot be empty, and is not needed then
-    std::string error = encode_tensor_map(
-        maps.lhs, operand_box(lhs.data, p.lhs_dtype, lhs.view, p.batch, kCta.m, kCta.k, sm90::kSwizzle));
+    std::string error =
+        encode_tensor_map(maps.lhs, operand_box(lhs.data, p.lhs_dtype, lhs.view, p.batch,
+                                                sm90::copied_lhs_rows<Config>(p), kCta.k, sm90::kSwizzle));
     if (!error.empty()) return "lhs: " + error;
     const int share = kCta.n / Config::kClusterCtas;
     error = encode_tensor_map(maps.rhs,

@@ -20,6 +20,7 @@ inline constexpr int kWarpgroup = ptx::kWarpgroupThreads;
 // Rows in shared memory are as long as the swizzle's span: a k-tile along K, or as much of M or N.
 inline constexpr ptx::Swizzle kSwizzle = ptx::Swizzle::k128B;
 inline constexpr int kRowBytes = span_bytes(kSwizzle);
+inline constexpr int kVectorBytes = 16;
 inline constexpr int kAtomBytes = 8 * kRowBytes;  // what the swizzle's pattern repeats after, and so is aligned to
 
 // Where a walk round the ring is. Fresh `full` barriers complete their phase of parity 0 first, and a wait for the
@@ -138,6 +139,15 @@ struct Pipeline {
   }
 };
 
+// How many rows of lhs a copy brings, if they lie along K: those of a tile, or as many as there are. TMA could fill the
+// others with zeros, but takes longer for them than for rows that it loads.
+template <class Config>
+int copied_lhs_rows(const Problem& p) {
+  constexpr int kSwizzleRows = kAtomBytes / kRowBytes;
+  const int64_t rows = (p.M + kSwizzleRows - 1) / kSwizzleRows * kSwizzleRows;
+  return p.lhs.transposed || rows > Config::kCtaTile.m ? Config::kCtaTile.m : static_cast<int>(rows);
+}
+
 // What is multiplied and how, for one layout.
 template <class Config, class Element_, bool kLhsTransposed, bool kRhsTransposed>
 struct Mainloop {
@@ -157,16 +167,27 @@ struct Mainloop {
     int row, col, k, k_tiles, lhs_batch, rhs_batch;
   };
 
+  // For rows that no copy will bring. By all threads, before a barrier of the cluster.
+  __device__ static void clear_lhs(Pipeline<Config>& s_pipeline) {
+    for (auto& stage : s_pipeline.stages) {
+      for (int at = static_cast<int>(threadIdx.x) * kVectorBytes; at < Lhs::kBytes;
+           at += Config::kThreads * kVectorBytes) {
+        *reinterpret_cast<uint4*>(stage.lhs + at) = make_uint4(0, 0, 0, 0);
+      }
+    }
+    ptx::fence_proxy_async();
+  }
+
   // By one thread of the CTA of this rank.
   __device__ static void produce(Pipeline<Config>& s_pipeline, Ring<Config::kStages>& ring, const CUtensorMap& lhs,
-                                 const CUtensorMap& rhs, const Work& work, int rank) {
+                                 const CUtensorMap& rhs, const Work& work, int lhs_bytes, int rank) {
 #pragma unroll 1
     for (int i = 0; i < work.k_tiles; ++i) {
       auto& stage = s_pipeline.stages[ring.stage];
       ptx::Mbarrier& full = s_pipeline.full[ring.stage];
       const int k = work.k + i * kCta.k;
       ptx::mbarrier_wait(s_pipeline.empty[ring.stage], ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, Lhs::kBytes + Rhs::kBytes);
+      ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(lhs_bytes + Rhs::kBytes));
       Lhs::template load<1>(stage.lhs, lhs, full, work.row, k, work.lhs_batch, 0);
       Rhs::template load<Config::kClusterCtas>(stage.rhs, rhs, full, work.col, k, work.rhs_batch, rank);
       ring.advance();

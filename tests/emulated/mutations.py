@@ -303,7 +303,7 @@ _SPLIT_K = [
     ),
 ]  # fmt: skip
 _HOPPER = [
-    Mutation("wgmma", "too few bytes expected", "Lhs::kBytes + Rhs::kBytes", "Lhs::kBytes", file=HOPPER_LOOP),
+    Mutation("wgmma", "too few bytes expected", "lhs_bytes + Rhs::kBytes", "lhs_bytes", file=HOPPER_LOOP),
     Mutation("wgmma", "k-tiles read a round early", "[ring.stage], ring.parity)", "[ring.stage], ring.parity ^ 1)",
              file=HOPPER_LOOP),
     Mutation("wgmma", "stage released too early", "ptx::wgmma_wait<1>();", "ptx::wgmma_wait<2>();", file=HOPPER_LOOP),
