@@ -65,7 +65,8 @@ def kernels() -> list[_core.KernelInfo]:
       ``config``, ``min_sm`` and ``max_sm`` (compute capability times ten; ``max_sm == 0``: no upper limit), ``dtypes``
       ((lhs, rhs, out) names), ``layouts``, ``cta_tile`` and ``warp_tile`` ((m, n, k) elements), ``stages``,
       ``threads`` per CTA, ``smem_bytes`` per CTA, ``tf32`` (whether float32 operands are rounded to TF32 unless the
-      precision is HIGHEST), ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
+      precision is HIGHEST), ``tma`` (whether operands must begin at multiples of 16 bytes, as XLA's do),
+      ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
     """
     return _core.kernels()
 
@@ -140,9 +141,11 @@ def check_name(kernel: str | None) -> None:
 
 
 def _preference(problem: _core.Problem) -> Callable[[str], tuple[int, float, int]]:
-    """The key that sorts names of kernels as ``select`` prefers them: late rungs, then cheap, then late ones."""
+    """The key that sorts names of kernels as ``select`` prefers them: late rungs (those with a pipeline are one), then
+    cheap, then late ones.
+    """
     names = [info.name for info in kernels()]
-    families = [info.family for info in kernels()]
+    families = ["pipelined" if info.stages > 2 else info.family for info in kernels()]
 
     def key(name: str) -> tuple[int, float, int]:
         place = names.index(name)
