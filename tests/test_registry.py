@@ -105,11 +105,11 @@ def test_any_size_is_taken_up_to_the_grid(name: str) -> None:
     for m, n, k in [(0, 0, 0), (1, 1, 1), (1, 1, 0), (0, 3, 5), (17, 1, 129), (4095, 4097, 4093)]:
         assert not _core.why_not(name, problem(m, n, k, batch=3, **dtypes))
     tile_m, tile_n, _ = info.cta_tile
-    most = info.max_ctas
+    most = info.max_ctas - (255 if info.tma else 0)  # TMA counts in 32 bits, from the edge of the last tile on
     assert not _core.why_not(name, problem(tile_m, tile_n, 1, batch=most, **dtypes))
     sentence = _core.why_not(name, problem(tile_m, tile_n, 1, batch=most + 1, **dtypes))
     assert str(most) in sentence
-    assert f"batch={most + 1}" in sentence
+    assert str(most + 1) in sentence
     for sizes in [(2**20 * tile_m, 2**20 * tile_n, 1), (2**58, 1, 1), (1, 2**58, 1)]:
         assert _core.why_not(name, problem(*sizes, **dtypes))
 
