@@ -76,9 +76,10 @@ def affordable(
     left = float(budget)
     for item in items:
         trial = trial_of(item)
-        # By the time that TF32 (in one product, or in three) and int8 take.
+        # By the time that TF32 (in one product, or in three), int8 and wgmma take.
         factor = {"default": 2.5, "highest": 4.0}[trial.precision] if info.tf32 else 1.0
         factor = factor if is_float(info.dtypes[0][2]) else 0.6
+        factor = 0.4 if info.family in TMA else factor  # wgmma: many products to one instruction
         work = tiled_work(info, trial.case.shape) * factor
         if not taken or work <= left:
             taken.append(item)
