@@ -29,12 +29,12 @@ PLACEMENTS = (
     Placement(gap=3, misaligned=("lhs", "rhs", "out")),
 )
 """Dense, views into larger arrays, and addresses that are aligned to an element and no more."""
-TMA = {info.family for info in INFO.values() if info.tma}
+_TMA = {info.family for info in INFO.values() if info.tma}
 
 
 def fitting(info: Any, placement: Placement) -> Placement:
     """As the kernel takes it: TMA reads operands that begin at multiples of 16 bytes, as XLA's do."""
-    if info.family not in TMA:
+    if info.family not in _TMA:
         return placement
     return replace(placement, misaligned=tuple(array for array in placement.misaligned if array == "out"))
 
@@ -79,7 +79,7 @@ def affordable(
         # By the time that TF32 (in one product, or in three), int8 and wgmma take.
         factor = {"default": 2.5, "highest": 4.0}[trial.precision] if info.tf32 else 1.0
         factor = factor if is_float(info.dtypes[0][2]) else 0.6
-        factor = 0.4 if info.family in TMA else factor  # wgmma: many products to one instruction
+        factor = 0.4 if info.family in _TMA else factor  # wgmma: many products to one instruction
         work = tiled_work(info, trial.case.shape) * factor
         if not taken or work <= left:
             taken.append(item)
