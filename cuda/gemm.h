@@ -95,6 +95,7 @@ struct KernelInfo {
   int stages, threads, smem_bytes;
   bool tf32;            // rounds float32 operands to TF32 unless the precision is kHighest
   bool split_k;         // may split K over several CTAs: split_count()
+  int cluster_ctas;     // CTAs that compute tiles below one another together; 1: each is by itself
   bool tma;             // takes operands at multiples of 16 bytes only, and sizes up to kMaxTmaSize
   bool fused_epilogue;  // applies bias and activation itself, to floating-point results
 };

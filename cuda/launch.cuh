@@ -50,7 +50,7 @@ inline constexpr FixedText kFullName = [] {
 //   kCtaTile, kWarpTile         Tile
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
-// and optionally kMinSm, kMaxSm, and kTf32, kSplitK, kTma (see KernelInfo).
+// and optionally kMinSm, kMaxSm, and kTf32, kSplitK, kClusterCtas, kTma (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -68,6 +68,10 @@ constexpr KernelInfo describe() {
   constexpr bool split_k = [] {
     if constexpr (requires { Config::kSplitK; }) return Config::kSplitK;
     return false;
+  }();
+  constexpr int cluster_ctas = [] {
+    if constexpr (requires { Config::kClusterCtas; }) return Config::kClusterCtas;
+    return 1;
   }();
   constexpr bool tma = [] {
     if constexpr (requires { Config::kTma; }) return Config::kTma;
@@ -91,6 +95,7 @@ constexpr KernelInfo describe() {
           .smem_bytes = smem_bytes,
           .tf32 = tf32,
           .split_k = split_k,
+          .cluster_ctas = cluster_ctas,
           .tma = tma,
           .fused_epilogue = true};
 }
