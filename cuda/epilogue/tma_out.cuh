@@ -1,6 +1,6 @@
 // The way of wgmma's accumulators out of registers, in pieces of 64 rows that each warpgroup stages in shared memory of
-// its own: swizzled, for TMA to store while the next tile is multiplied, if sums are only rounded and TMA can address
-// out; else as float32, for the threads to finish and to write.
+// its own: swizzled, for TMA to store while the next tile is multiplied, if TMA can address out; else as float32, for
+// the threads to finish and to write.
 #pragma once
 
 #include "epilogue/epilogue.cuh"
@@ -31,10 +31,13 @@ class OutWriter {
   __device__ OutWriter(OutStaging& s_staging, int warpgroup)
       : s_staging_(s_staging), warpgroup_(warpgroup), thread_(static_cast<int>(threadIdx.x) % ptx::kWarpgroupThreads) {}
 
-  // Rounds 64 rows of sums to `Out` and has TMA store what of them lies inside out.
+  // Finishes 64 rows of sums, rounds them to `Out` and has TMA store what of them lies inside out.
   template <class Out, int kRegisters>
-  __device__ void store(const float (&sums)[kRegisters], const CUtensorMap& map, int row, int col, int batch) {
+  __device__ void store(float (&sums)[kRegisters], const CUtensorMap& map, const Epilogue& epilogue, int64_t N, int row,
+                        int col, int batch) {
     constexpr int kPieceRegisters = kSlotCols<Out> / 2, kPieces = kRegisters / kPieceRegisters;
+    if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);
+    if (epilogue.activation != Activation::kNone) activate_all(sums, epilogue.activation);
     static_assert(kPieces * kPieceRegisters == kRegisters);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -91,6 +94,37 @@ class OutWriter {
 
  private:
   __device__ void meet() const { ptx::barrier_sync(warpgroup_, ptx::kWarpgroupThreads); }
+
+  // To columns from `bias` on, of which n_left exist, an even number.
+  template <int kRegisters>
+  __device__ void add_bias(float (&sums)[kRegisters], const float* bias, int64_t n_left) const {
+    const int col = ptx::accumulator_element(thread_, 0).col;
+#pragma unroll
+    for (int i = 0; i < kRegisters; i += 4) {
+      const int at = col + i / 4 * 8;
+      if (at >= n_left) continue;
+      const float first = bias[at], second = bias[at + 1];
+      sums[i] += first;
+      sums[i + 1] += second;
+      sums[i + 2] += first;
+      sums[i + 3] += second;
+    }
+  }
+
+  // The code of the activations, which is long, is there for four sums: all take turns in their registers.
+  template <int kRegisters>
+  __device__ static void activate_all(float (&sums)[kRegisters], Activation activation) {
+#pragma unroll 1
+    for (int i = 0; i < kRegisters; i += 4) {
+      float four[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) four[j] = activate(activation, sums[j]);
+#pragma unroll
+      for (int j = 0; j < kRegisters - 4; ++j) sums[j] = sums[j + 4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[kRegisters - 4 + j] = four[j];
+    }
+  }
 
   // Where a chunk of 16 bytes lies in a slot.
   __device__ static int chunk_offset(int row, int chunk) {

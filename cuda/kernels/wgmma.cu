@@ -113,11 +113,11 @@ __device__ void write(float (&accumulators)[kBlocks][kRegisters], sm90::OutWrite
     if (!tma_stores) {
       writer.write(accumulators[block], epilogue, at, shape.M, shape.N);
     } else if (epilogue.out_dtype == DType::kF32) {
-      writer.store<float>(accumulators[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
-                          static_cast<int>(at.batch));
+      writer.store<float>(accumulators[block], map, epilogue, shape.N, static_cast<int>(at.row),
+                          static_cast<int>(at.col), static_cast<int>(at.batch));
     } else {
-      writer.store<Element>(accumulators[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
-                            static_cast<int>(at.batch));
+      writer.store<Element>(accumulators[block], map, epilogue, shape.N, static_cast<int>(at.row),
+                            static_cast<int>(at.col), static_cast<int>(at.batch));
     }
   }
 }
@@ -237,9 +237,9 @@ std::string encode(Maps& maps, const PaddableOperand& lhs, const PaddableOperand
                               operand_box(rhs.data, p.rhs_dtype, rhs.view, p.batch, kCta.k, share, sm90::kSwizzle));
     if (!error.empty()) return "rhs: " + error;
   }
-  const bool aligned =
-      reinterpret_cast<uintptr_t>(args.out) % ptx::kChunkBytes == 0 && addressable(p.out, size_bytes(p.out_dtype)) &&
-      p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0 && !p.has_bias && p.activation == Activation::kNone;
+  const bool aligned = reinterpret_cast<uintptr_t>(args.out) % ptx::kChunkBytes == 0 &&
+                       addressable(p.out, size_bytes(p.out_dtype)) &&
+                       p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0;
   if (!aligned) return {};
   const int cols = sm90::kOutRowBytes / static_cast<int>(size_bytes(p.out_dtype));
   if (std::string error = encode_tensor_map(
