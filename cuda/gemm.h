@@ -94,6 +94,7 @@ struct KernelInfo {
   Tile cta_tile, warp_tile;
   int stages, threads, smem_bytes;
   bool tf32;            // rounds float32 operands to TF32 unless the precision is kHighest
+  bool highest;         // multiplies float32 operands at precision kHighest, too
   bool split_k;         // may split K over several CTAs: split_count()
   int cluster_ctas;     // CTAs that compute tiles below one another together; 1: each is by itself
   bool tma;             // takes operands at multiples of 16 bytes only, and sizes up to kMaxTmaSize
@@ -120,6 +121,7 @@ struct Kernel {
   // Enqueues the work on args.stream; returns "" or what went wrong. Called only if why_not() is "".
   std::string (*launch)(const GemmArgs& args);
   int64_t (*workspace_bytes)(const Problem& problem);
+  int64_t (*copied_bytes)(const Problem& problem) = nullptr;  // of workspace_bytes, what operands are copied to first
 };
 
 // All kernels in ladder order, simplest first.

@@ -50,7 +50,7 @@ inline constexpr FixedText kFullName = [] {
 //   kCtaTile, kWarpTile         Tile
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
-// and optionally kMinSm, kMaxSm, and kTf32, kSplitK, kClusterCtas, kTma (see KernelInfo).
+// and optionally kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kClusterCtas, kTma (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -64,6 +64,10 @@ constexpr KernelInfo describe() {
   constexpr bool tf32 = [] {
     if constexpr (requires { Config::kTf32; }) return Config::kTf32;
     return false;
+  }();
+  constexpr bool highest = [] {
+    if constexpr (requires { Config::kHighest; }) return Config::kHighest;
+    return true;
   }();
   constexpr bool split_k = [] {
     if constexpr (requires { Config::kSplitK; }) return Config::kSplitK;
@@ -94,6 +98,7 @@ constexpr KernelInfo describe() {
           .threads = Config::kThreads,
           .smem_bytes = smem_bytes,
           .tf32 = tf32,
+          .highest = highest,
           .split_k = split_k,
           .cluster_ctas = cluster_ctas,
           .tma = tma,

@@ -121,6 +121,9 @@ std::string why_not(const Kernel& kernel, const Problem& p) {
     taken += (taken.empty() ? "" : ", ") + describe(dtypes);
   }
   if (!dtypes_ok) return "does not multiply " + describe(wanted) + "; it takes " + taken;
+  if (p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest && !info.highest) {
+    return "rounds float32 operands to TF32, which precision " + std::string(name(p.precision)) + " forbids";
+  }
   if (!info.layouts[static_cast<int>(p.layout())]) {
     return "does not take layout " + std::string(kLayoutNames[static_cast<int>(p.layout())]);
   }

@@ -9,6 +9,7 @@
 namespace jaxgemm {
 
 struct Keep {
+  Keep() = default;
   explicit Keep(const GemmArgs&) {}
 
   template <class Accumulator>
@@ -47,6 +48,18 @@ struct Recompute {
       sum[2] = sum[3];
       sum[3] = value;
     }
+  }
+
+  // The same of sums that lie anywhere: whether any of them needs it, and one of them.
+  template <int kSums>
+  __device__ bool wanted(const float (&sums)[kSums]) const {
+    float rest = 0.0f;
+#pragma unroll
+    for (float sum : sums) rest += sum - sum;
+    return rest != 0.0f || K <= kFewProducts;  // NaN is not 0
+  }
+  __device__ float fixed(float sum, int64_t batch, int64_t row, int64_t col) const {
+    return sum - sum == 0.0f && K > kFewProducts ? sum : dot(batch, row, col);
   }
 
  private:

@@ -128,4 +128,38 @@ struct StagedTile {
   }
 };
 
+// Of either type of sums.
+template <int kRows, int kCols>
+union StagedSums {
+  StagedTile<float, kRows, kCols> floats;
+  StagedTile<int32_t, kRows, kCols> integers;
+  __device__ auto& of(float) { return floats; }
+  __device__ auto& of(int32_t) { return integers; }
+};
+
+// Writes what of a staged tile, stored with the RowPhases of its place in out, lies inside out. All of kThreads threads
+// call it, of which the executing one is number `thread`. `fix` is what becomes of sums first (recompute.cuh).
+template <int kThreads, class Accumulator, int kRows, int kCols, class Fix>
+__device__ void write_moved_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, const RowPhases& phases,
+                                 const Epilogue& epilogue, const Fix& fix, const TileCoord& tile, int64_t M, int64_t N,
+                                 int thread = static_cast<int>(threadIdx.x)) {
+  s_out.template for_each_moved_quad<kThreads>(
+      phases,
+      [&](int row, int col, auto quad) {
+        const int64_t m = tile.row + row, n = tile.col + col;
+        if (m >= M || n >= N) return;
+        Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};
+        fix(sums, tile.batch, m, n, N);
+        epilogue.store4(tile.batch, m, n, N, sums, true);
+      },
+      [&](int row, int col, Accumulator sum) {
+        const int64_t m = tile.row + row, n = tile.col + col;
+        if (m >= M || n >= N) return;
+        Accumulator sums[4] = {sum, 0, 0, 0};
+        fix(sums, tile.batch, m, n, n + 1);
+        epilogue.store(tile.batch, m, n, sums[0]);
+      },
+      thread);
+}
+
 }  // namespace jaxgemm

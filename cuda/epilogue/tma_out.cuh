@@ -4,26 +4,28 @@
 #pragma once
 
 #include "epilogue/epilogue.cuh"
+#include "epilogue/recompute.cuh"
 #include "epilogue/staged.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/swizzled_rows.cuh"
 
 namespace jaxgemm::sm90 {
 
-inline constexpr int kOutRows = ptx::kWgmmaM, kOutRowBytes = 128, kOutSlots = 2, kStagedCols = 32;
+inline constexpr int kOutRows = ptx::kWgmmaM, kOutSlots = 2, kStagedCols = 32;
 
 // A warpgroup's.
 union OutStaging {
-  alignas(1024) char slots[kOutSlots][kOutRows * kOutRowBytes];
-  StagedTile<float, kOutRows, kStagedCols> sums;
+  alignas(kAtomBytes) char slots[kOutSlots][kOutRows * kRowBytes];
+  StagedSums<kOutRows, kStagedCols> sums;
 };
 
 // Columns of out that a row of a slot holds.
 template <class Out>
-inline constexpr int kSlotCols = kOutRowBytes / static_cast<int>(sizeof(Out));
+inline constexpr int kSlotCols = kRowBytes / static_cast<int>(sizeof(Out));
 
 // What a warpgroup writes to. `warpgroup` is the named barrier of its threads.
 class OutWriter {
@@ -32,12 +34,14 @@ class OutWriter {
       : s_staging_(s_staging), warpgroup_(warpgroup), thread_(static_cast<int>(threadIdx.x) % ptx::kWarpgroupThreads) {}
 
   // Finishes 64 rows of sums, rounds them to `Out` and has TMA store what of them lies inside out.
-  template <class Out, int kRegisters>
-  __device__ void store(float (&sums)[kRegisters], const CUtensorMap& map, const Epilogue& epilogue, int64_t N, int row,
+  template <class Out, class Sum, int kRegisters>
+  __device__ void store(Sum (&sums)[kRegisters], const CUtensorMap& map, const Epilogue& epilogue, int64_t N, int row,
                         int col, int batch) {
     constexpr int kPieceRegisters = kSlotCols<Out> / 2, kPieces = kRegisters / kPieceRegisters;
-    if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);
-    if (epilogue.activation != Activation::kNone) activate_all(sums, epilogue.activation);
+    if constexpr (std::is_same_v<Sum, float>) {
+      if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);
+      if (epilogue.activation != Activation::kNone) activate_all(sums, epilogue.activation);
+    }
     static_assert(kPieces * kPieceRegisters == kRegisters);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -57,33 +61,24 @@ class OutWriter {
 
   // Finishes 64 rows of sums and writes what of them lies inside out. The code, which is long, is there once: the sums
   // take turns in the registers of the first piece.
-  template <int kRegisters>
-  __device__ void write(float (&sums)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
+  template <class Sum, int kRegisters>
+  __device__ void write(Sum (&sums)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
                         int64_t N) {
     constexpr int kFragments = kStagedCols / 8, kPieces = kRegisters / (kFragments * 4);
 #pragma unroll 1
     for (int piece = 0; piece < kPieces; ++piece) {
       const TileCoord at = {tile.batch, tile.row, tile.col + piece * kStagedCols};
       const RowPhases phases(epilogue, at);
-      float fragments[1][kFragments][4];
+      Sum fragments[1][kFragments][4];
 #pragma unroll
       for (int i = 0; i < kFragments * 4; ++i) fragments[0][i / 4][i % 4] = sums[i];
 #pragma unroll
       for (int i = kFragments * 4; i < kRegisters; ++i) sums[i - kFragments * 4] = sums[i];
       meet();
-      s_staging_.sums.store<1, 1>(fragments, thread_ / 32 * 16, 0, phases);
+      auto& s_sums = s_staging_.sums.of(Sum{});
+      s_sums.template store<1, 1>(fragments, thread_ / 32 * 16, 0, phases);
       meet();
-      s_staging_.sums.for_each_moved_quad<ptx::kWarpgroupThreads>(
-          phases,
-          [&](int row, int col, const float4& quad) {
-            if (at.row + row >= M || at.col + col >= N) return;
-            const float values[4] = {quad.x, quad.y, quad.z, quad.w};
-            epilogue.store4(at.batch, at.row + row, at.col + col, N, values, true);
-          },
-          [&](int row, int col, float sum) {
-            if (at.row + row < M && at.col + col < N) epilogue.store(at.batch, at.row + row, at.col + col, sum);
-          },
-          thread_);
+      write_moved_tile<ptx::kWarpgroupThreads>(s_sums, phases, epilogue, Keep(), at, M, N, thread_);
     }
   }
 
@@ -126,13 +121,49 @@ class OutWriter {
     }
   }
 
-  // Where a chunk of 16 bytes lies in a slot.
-  __device__ static int chunk_offset(int row, int chunk) {
-    return row * kOutRowBytes + (chunk ^ row % 8) * ptx::kChunkBytes;
+  // What of a slot's row is `byte` bytes from its beginning.
+  __device__ static char* slot_at(char* s_slot, int row, int byte) {
+    return s_slot + ptx::swizzled(kSwizzle, static_cast<uint32_t>(row * kRowBytes + byte));
   }
 
-  template <class Out, int kRegisters>
-  __device__ void stage(char* s_slot, const float (&sums)[kRegisters], int first) const {
+  // To columns from `bias` on, of which n_left exist, an even number.
+  template <int kRegisters>
+  __device__ void add_bias(float (&sums)[kRegisters], const float* bias, int64_t n_left) const {
+    const int col = ptx::accumulator_element(thread_, 0).col;
+#pragma unroll
+    for (int i = 0; i < kRegisters; i += 4) {
+      const int at = col + i / 4 * 8;
+      if (at >= n_left) continue;
+      const float first = bias[at], second = bias[at + 1];
+      sums[i] += first;
+      sums[i + 1] += second;
+      sums[i + 2] += first;
+      sums[i + 3] += second;
+    }
+  }
+
+  // The code of the activations, which is long, is there for four sums: all take turns in their registers.
+  template <int kRegisters>
+  __device__ static void activate_all(float (&sums)[kRegisters], Activation activation) {
+#pragma unroll 1
+    for (int i = 0; i < kRegisters; i += 4) {
+      float four[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) four[j] = activate(activation, sums[j]);
+#pragma unroll
+      for (int j = 0; j < kRegisters - 4; ++j) sums[j] = sums[j + 4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[kRegisters - 4 + j] = four[j];
+    }
+  }
+
+  // Where a chunk of 16 bytes lies in a slot.
+  __device__ static int chunk_offset(int row, int chunk) {
+    return row * kRowBytes + (chunk ^ row % 8) * ptx::kChunkBytes;
+  }
+
+  template <class Out, class Sum, int kRegisters>
+  __device__ void stage(char* s_slot, const Sum (&sums)[kRegisters], int first) const {
     const int lane = thread_ % 32, warp_row = thread_ / 32 * 16;
     if constexpr (sizeof(Out) == 2) {
       const int row = warp_row + lane % 16;  // matrices: rows 0-7 and 8-15 of 8 columns, the same of the next 8
@@ -143,17 +174,18 @@ class OutWriter {
         for (int r = 0; r < 4; ++r) {
           pairs[r] = packed<Out>(sums[first + i * 8 + r * 2], sums[first + i * 8 + r * 2 + 1]);
         }
-        ptx::stmatrix<false>(s_slot + chunk_offset(row, i * 2 + lane / 16), pairs);
+        ptx::stmatrix<false>(slot_at(s_slot, row, (i * 2 + lane / 16) * ptx::kChunkBytes), pairs);
       }
     } else {
+      static_assert(std::is_same_v<Out, Sum>);
+      using Pair = typename VectorsOf<Sum>::Pair;
 #pragma unroll
       for (int i = 0; i < kSlotCols<Out> / 8; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int row = warp_row + half * 8 + lane / 4, col = i * 8 + lane % 4 * 2;
-          char* s_pair = s_slot + chunk_offset(row, col / 4) + col % 4 * static_cast<int>(sizeof(float));
-          *reinterpret_cast<float2*>(s_pair) =
-              make_float2(sums[first + i * 4 + half * 2], sums[first + i * 4 + half * 2 + 1]);
+          *reinterpret_cast<Pair*>(slot_at(s_slot, row, col * static_cast<int>(sizeof(Out)))) =
+              Pair{sums[first + i * 4 + half * 2], sums[first + i * 4 + half * 2 + 1]};
         }
       }
     }

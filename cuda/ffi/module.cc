@@ -103,6 +103,7 @@ NB_MODULE(_core, m) {
       .def_ro("threads", &KernelInfo::threads)
       .def_ro("smem_bytes", &KernelInfo::smem_bytes)
       .def_ro("tf32", &KernelInfo::tf32)
+      .def_ro("highest", &KernelInfo::highest)
       .def_ro("split_k", &KernelInfo::split_k)
       .def_ro("cluster_ctas", &KernelInfo::cluster_ctas)
       .def_ro("tma", &KernelInfo::tma)

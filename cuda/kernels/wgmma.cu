@@ -6,7 +6,8 @@
 // (mainloop/sm90_tma_wgmma.cuh). A CTA stays on its multiprocessor and takes tile after tile: the loads of the next one
 // run while this one is written (epilogue/tma_out.cuh). Pairs of CTAs share what they load of rhs (clusters).
 //
-// TMA needs rows that begin at multiples of 16 bytes: others are first copied into the workspace (Padding).
+// TMA needs rows that begin at multiples of 16 bytes, and wgmma K contiguous unless elements have 16 bits: other operands
+// are first copied into the workspace (tile/tma_operand.h).
 //
 // Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions"; CUTLASS, "Efficient GEMM in
 // CUDA", section "Hopper Warp Specialization".
@@ -17,10 +18,11 @@
 #include "mainloop/sm90_tma_wgmma.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared_storage.cuh"
-#include "tile/padding.h"
 #include "tile/scheduler.cuh"
 #include "tile/split_k.h"
 #include "tile/tensor_map.h"
+#include "tile/tma_operand.h"
+#include "tile/wgmma_op.cuh"
 
 namespace jaxgemm {
 namespace {
@@ -29,20 +31,19 @@ using sm90::kWarpgroup;
 
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-constexpr std::array kDTypes16 = {
-    DTypes{DType::kF16, DType::kF16, DType::kF16}, DTypes{DType::kF16, DType::kF16, DType::kF32},
-    DTypes{DType::kBF16, DType::kBF16, DType::kBF16}, DTypes{DType::kBF16, DType::kBF16, DType::kF32}};
-
 // The rows of a tile are dealt to CONSUMERS warpgroups; or, if they play PING_PONG, each has a tile of its own, and
 // writes it while the other multiplies. CLUSTER_CTAS CTAs compute tiles below one another.
-template <int CTA_M, int CTA_N, int CONSUMERS, bool PING_PONG, int STAGES, int CLUSTER_CTAS>
+template <int CTA_M, int CTA_N, int ELEMENT_BYTES, int CONSUMERS, bool PING_PONG, int STAGES, int CLUSTER_CTAS>
 struct TileConfig {
   static constexpr std::string_view kFamily = "wgmma";
-  static constexpr auto kDTypes = kDTypes16;
+  static constexpr auto kDTypes = kMmaDTypes<ELEMENT_BYTES>;
   static constexpr int kMinSm = 90, kMaxSm = 90;
-  static constexpr bool kTma = true, kSplitK = true;
-  static constexpr Tile kCtaTile = {CTA_M, CTA_N, 64}, kWarpTile = {CTA_M / (PING_PONG ? 1 : CONSUMERS) / 4, CTA_N, 64};
-  static constexpr bool kPingPong = PING_PONG;
+  static constexpr int kTileK = sm90::kRowBytes / ELEMENT_BYTES;
+  static constexpr Tile kCtaTile = {CTA_M, CTA_N, kTileK},
+                        kWarpTile = {CTA_M / (PING_PONG ? 1 : CONSUMERS) / 4, CTA_N, kTileK};
+  static constexpr bool kTma = true, kSplitK = true, kTf32 = ELEMENT_BYTES == 4, kPingPong = PING_PONG;
+  // Sums apart need as many registers again.
+  static constexpr bool kHighest = kWarpTile.m * kWarpTile.n <= 16 * 128;
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };
@@ -53,26 +54,62 @@ struct Storage {
   sm90::OutStaging out[Config::kConsumers];
 };
 
-struct Config64x64x64 : TileConfig<64, 64, 1, false, 12, 1> {
+struct Config64x64x64 : TileConfig<64, 64, 2, 1, false, 12, 1> {
   using SharedStorage = Storage<Config64x64x64>;
 };
-struct Config64x128x64 : TileConfig<64, 128, 1, false, 8, 1> {
+struct Config64x128x64 : TileConfig<64, 128, 2, 1, false, 8, 1> {
   using SharedStorage = Storage<Config64x128x64>;
 };
-struct Config128x128x64 : TileConfig<128, 128, 2, true, 6, 1> {
+struct Config128x128x64 : TileConfig<128, 128, 2, 2, true, 6, 1> {
   using SharedStorage = Storage<Config128x128x64>;
 };
-struct Config128x256x64 : TileConfig<128, 256, 2, false, 4, 2> {
+struct Config128x256x64 : TileConfig<128, 256, 2, 2, false, 4, 2> {
   using SharedStorage = Storage<Config128x256x64>;
 };
-struct Config256x128x64 : TileConfig<256, 128, 2, false, 4, 1> {
+struct Config256x128x64 : TileConfig<256, 128, 2, 2, false, 4, 1> {
   using SharedStorage = Storage<Config256x128x64>;
+};
+struct Config64x128x32 : TileConfig<64, 128, 4, 1, false, 8, 1> {
+  using SharedStorage = Storage<Config64x128x32>;
+};
+struct Config128x128x32 : TileConfig<128, 128, 4, 2, false, 6, 1> {
+  using SharedStorage = Storage<Config128x128x32>;
+};
+struct Config128x256x32 : TileConfig<128, 256, 4, 2, false, 4, 2> {
+  using SharedStorage = Storage<Config128x256x32>;
+};
+struct Config64x128x128 : TileConfig<64, 128, 1, 1, false, 8, 1> {
+  static constexpr auto kDTypes = sm90::k8BitDTypes;
+  using SharedStorage = Storage<Config64x128x128>;
+};
+struct Config128x128x128 : TileConfig<128, 128, 1, 2, false, 6, 1> {
+  static constexpr auto kDTypes = sm90::k8BitDTypes;
+  using SharedStorage = Storage<Config128x128x128>;
+};
+struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2> {  // int8 only
+  using SharedStorage = Storage<Config128x256x128>;
 };
 
 struct Shape {
   int64_t M, N, K;
   bool lhs_shared, rhs_shared;  // by all batches
   int lhs_rows;                 // of a copy
+  int plane_k;                  // see Mainloop::Work
+};
+
+// Both operands as TMA reads them.
+template <class Config>
+struct Operands {
+  TmaOperand lhs, rhs;
+
+  explicit Operands(const Problem& p) : lhs(operand(p, true)), rhs(operand(p, false)) {}
+
+  int64_t workspace_bytes() const { return lhs.workspace_bytes() + rhs.workspace_bytes(); }
+
+ private:
+  static TmaOperand operand(const Problem& p, bool lhs) {
+    return {p, lhs, size_bytes(p.lhs_dtype) == 2, sm90::planes(p), Config::kTileK};
+  }
 };
 
 // What the CTAs of a cluster compute together, one part of K of one tile of the grid after the other.
@@ -89,7 +126,13 @@ struct Schedule {
       : grid(kTile, p.M, p.N),
         split(describe<Config>(), p, kTile),
         units(static_cast<unsigned>(split.ctas())),
-        shape{p.M, p.N, p.K, p.lhs.batch_stride == 0, p.rhs.batch_stride == 0, sm90::copied_lhs_rows<Config>(p)} {}
+        shape{p.M,
+              p.N,
+              p.K,
+              p.lhs.batch_stride == 0,
+              p.rhs.batch_stride == 0,
+              sm90::copied_lhs_rows<Config>(p, Operands<Config>(p).lhs.view().transposed),
+              static_cast<int>((p.K + Config::kTileK - 1) / Config::kTileK) * Config::kTileK} {}
 
   template <class F>
   __device__ void for_each(F&& f) const {
@@ -103,49 +146,82 @@ struct Schedule {
   }
 };
 
+// Sums that an Op does not get right, again. The code, which is long, is there once: all take turns in one register.
+template <int kBlocks, int kRegisters>
+__device__ void fix_sums(float (&sums)[kBlocks][kRegisters], const Recompute& fix, const TileCoord& tile,
+                         const Shape& shape) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    if (!fix.wanted(sums[block])) continue;
+#pragma unroll 1
+    for (int i = 0; i < kRegisters; ++i) {
+      const ptx::ElementOf element = ptx::accumulator_element(static_cast<int>(threadIdx.x) % kWarpgroup, i);
+      const int64_t row = tile.row + block * ptx::kWgmmaM + element.row, col = tile.col + element.col;
+      float sum = sums[block][0];
+      if (row < shape.M && col < shape.N) sum = fix.fixed(sum, tile.batch, row, col);
+#pragma unroll
+      for (int j = 1; j < kRegisters; ++j) sums[block][j - 1] = sums[block][j];
+      sums[block][kRegisters - 1] = sum;
+    }
+  }
+}
+template <int kBlocks, class Sum, int kRegisters>
+__device__ void fix_sums(Sum (&)[kBlocks][kRegisters], const Keep&, const TileCoord&, const Shape&) {}
+
 // Where the sums of this tile go, of the consumer's rows of it.
-template <class Config, class Element, int kBlocks, int kRegisters>
-__device__ void write(float (&accumulators)[kBlocks][kRegisters], sm90::OutWriter& writer, const CUtensorMap& map,
+template <class Op, class Sum, int kBlocks, int kRegisters>
+__device__ void write(Sum (&sums)[kBlocks][kRegisters], sm90::OutWriter& writer, const CUtensorMap& map,
                       bool tma_stores, const Epilogue& epilogue, const TileCoord& tile, const Shape& shape) {
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     const TileCoord at = {tile.batch, tile.row + block * ptx::kWgmmaM, tile.col};
     if (!tma_stores) {
-      writer.write(accumulators[block], epilogue, at, shape.M, shape.N);
-    } else if (epilogue.out_dtype == DType::kF32) {
-      writer.store<float>(accumulators[block], map, epilogue, shape.N, static_cast<int>(at.row),
-                          static_cast<int>(at.col), static_cast<int>(at.batch));
+      writer.write(sums[block], epilogue, at, shape.M, shape.N);
+      continue;
+    }
+    const auto store = [&]<class Out>(Out) {
+      writer.template store<Out>(sums[block], map, epilogue, shape.N, static_cast<int>(at.row),
+                                 static_cast<int>(at.col), static_cast<int>(at.batch));
+    };
+    if constexpr (sizeof(typename Op::Lhs) == 2) {
+      epilogue.out_dtype == DType::kF32 ? store(float{}) : store(typename Op::Lhs{});
+    } else if constexpr (ptx::kIsFp8<typename Op::Lhs>) {
+      if (epilogue.out_dtype == DType::kF32) {
+        store(float{});
+      } else {
+        epilogue.out_dtype == DType::kF16 ? store(__half{}) : store(__nv_bfloat16{});
+      }
     } else {
-      writer.store<Element>(accumulators[block], map, epilogue, shape.N, static_cast<int>(at.row),
-                            static_cast<int>(at.col), static_cast<int>(at.batch));
+      store(Sum{});
     }
   }
 }
 
 // The same of a part of K: as they are, to the partial tile of this unit.
-template <class Config, int kBlocks, int kRegisters>
-__device__ void write_partial(const float (&accumulators)[kBlocks][kRegisters], float* g_partial, int first_row) {
+template <class Config, class Sum, int kBlocks, int kRegisters>
+__device__ void write_partial(const Sum (&sums)[kBlocks][kRegisters], Sum* g_partial, int first_row) {
+  using Pair = typename VectorsOf<Sum>::Pair;
   constexpr int kStride = Config::kCtaTile.n;
   const auto [row, col] = ptx::accumulator_element(static_cast<int>(threadIdx.x) % kWarpgroup, 0);
-  float* g_first = g_partial + (first_row + row) * kStride + col;
+  Sum* g_first = g_partial + (first_row + row) * kStride + col;
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
     for (int i = 0; i < kRegisters; i += 2) {
       constexpr int kFirstThread = 0;  // whose elements are as far from each other as any thread's
       const ptx::ElementOf element = ptx::accumulator_element(kFirstThread, i);
-      *reinterpret_cast<float2*>(g_first + (block * ptx::kWgmmaM + element.row) * kStride + element.col) =
-          make_float2(accumulators[block][i], accumulators[block][i + 1]);
+      *reinterpret_cast<Pair*>(g_first + (block * ptx::kWgmmaM + element.row) * kStride + element.col) =
+          Pair{sums[block][i], sums[block][i + 1]};
     }
   }
 }
 
-template <class Config, class Element, bool kLhsTransposed, bool kRhsTransposed>
+template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap lhs_map, const __grid_constant__ CUtensorMap rhs_map,
-                 const __grid_constant__ CUtensorMap out_map, bool tma_stores, Epilogue epilogue, float* partials,
-                 Schedule<Config> schedule) {
-  using Loop = sm90::Mainloop<Config, Element, kLhsTransposed, kRhsTransposed>;
+                 const __grid_constant__ CUtensorMap out_map, bool tma_stores, Epilogue epilogue, FixOf<Op> fix,
+                 typename Op::Sum* partials, Schedule<Config> schedule) {
+  using Loop = sm90::Mainloop<Config, Op, kLhsTransposed, kRhsTransposed>;
   constexpr Tile kCta = Config::kCtaTile;
   auto& smem = shared_storage<typename Config::SharedStorage>();
   const int rank = Config::kClusterCtas > 1 ? ptx::cluster_ctarank() : 0;
@@ -159,7 +235,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     __syncthreads();
   }
 
-  sm90::Ring<Config::kStages> ring;
+  typename Loop::StageRing ring;
   if (threadIdx.x < kWarpgroup) {
     if constexpr (Config::kConsumers > 1) ptx::register_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
@@ -167,7 +243,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         const int batch = static_cast<int>(tile.batch), row = static_cast<int>(tile.row) + rank * kCta.m;
         Loop::produce(smem.pipeline, ring, lhs_map, rhs_map,
                       {row, static_cast<int>(tile.col), k, k_tiles, schedule.shape.lhs_shared ? 0 : batch,
-                       schedule.shape.rhs_shared ? 0 : batch},
+                       schedule.shape.rhs_shared ? 0 : batch, schedule.shape.plane_k},
                       schedule.shape.lhs_rows * sm90::kRowBytes, rank);
       });
     }
@@ -184,17 +260,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         if (n % 2 != consumer) return ring.skip(k_tiles);
         smem.pipeline.wait_for_turn(consumer, n / 2);
       }
-      typename Loop::Accumulators accumulators;
-      Loop::multiply(accumulators, smem.pipeline, ring, first_row, k_tiles, [&] {
+      typename Loop::Sums sums;
+      Loop::multiply(sums, smem.pipeline, ring, first_row, k_tiles, [&] {
         if constexpr (Config::kPingPong) smem.pipeline.pass_turn(consumer);
       });
       const int row = rank * kCta.m + first_row;
       if (partials == nullptr) {
-        write<Config, Element>(accumulators, writer, out_map, tma_stores, epilogue,
-                               {tile.batch, tile.row + row, tile.col}, schedule.shape);
+        const TileCoord at = {tile.batch, tile.row + row, tile.col};
+        fix_sums(sums, fix, at, schedule.shape);
+        write<Op>(sums, writer, out_map, tma_stores, epilogue, at, schedule.shape);
       } else {
         constexpr int64_t kPartialElems = static_cast<int64_t>(Config::kClusterCtas) * kCta.m * kCta.n;
-        write_partial<Config>(accumulators, partials + unit * kPartialElems, row);
+        write_partial<Config>(sums, partials + unit * kPartialElems, row);
       }
     });
     writer.finish();
@@ -204,18 +281,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if constexpr (Config::kClusterCtas > 1) ptx::cluster_sync();
 }
 
-bool addressable(const MatrixView& view, int64_t element_bytes) {
-  return view.ld * element_bytes % ptx::kChunkBytes == 0 && view.batch_stride * element_bytes % ptx::kChunkBytes == 0;
-}
-
 template <class Config>
-Padding padding(const Problem& p) {
-  return {p, {.m = 0, .n = 0, .k = Config::kCtaTile.k}, [](const MatrixView& view) { return addressable(view, 2); }};
+int64_t copied_bytes(const Problem& p) {
+  return Operands<Config>(p).workspace_bytes();
 }
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return padding<Config>(p).workspace_bytes(p) + Schedule<Config>(p).split.workspace_bytes(Schedule<Config>::kTile);
+  return copied_bytes<Config>(p) + Schedule<Config>(p).split.workspace_bytes(Schedule<Config>::kTile);
 }
 
 struct Maps {
@@ -224,24 +297,23 @@ struct Maps {
 };
 
 template <class Config>
-std::string encode(Maps& maps, const PaddableOperand& lhs, const PaddableOperand& rhs, const GemmArgs& args) {
+std::string encode(Maps& maps, const void* lhs, const void* rhs, const Operands<Config>& operands,
+                   const Schedule<Config>& schedule, const GemmArgs& args) {
   const Problem& p = args.problem;
   constexpr Tile kCta = Config::kCtaTile;
   if (p.K > 0) {  // a tensor map cannot be empty, and is not needed then
-    std::string error =
-        encode_tensor_map(maps.lhs, operand_box(lhs.data, p.lhs_dtype, lhs.view, p.batch,
-                                                sm90::copied_lhs_rows<Config>(p), kCta.k, sm90::kSwizzle));
+    std::string error = encode_tensor_map(maps.lhs, operand_box(lhs, p.lhs_dtype, operands.lhs.view(), p.batch,
+                                                                schedule.shape.lhs_rows, kCta.k, sm90::kSwizzle));
     if (!error.empty()) return "lhs: " + error;
     const int share = kCta.n / Config::kClusterCtas;
-    error = encode_tensor_map(maps.rhs,
-                              operand_box(rhs.data, p.rhs_dtype, rhs.view, p.batch, kCta.k, share, sm90::kSwizzle));
+    error = encode_tensor_map(
+        maps.rhs, operand_box(rhs, p.rhs_dtype, operands.rhs.view(), p.batch, kCta.k, share, sm90::kSwizzle));
     if (!error.empty()) return "rhs: " + error;
   }
   const bool aligned = reinterpret_cast<uintptr_t>(args.out) % ptx::kChunkBytes == 0 &&
-                       addressable(p.out, size_bytes(p.out_dtype)) &&
-                       p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0;
+                       tma_addressable(p.out, p.out_dtype) && p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0;
   if (!aligned) return {};
-  const int cols = sm90::kOutRowBytes / static_cast<int>(size_bytes(p.out_dtype));
+  const int cols = sm90::kRowBytes / static_cast<int>(size_bytes(p.out_dtype));
   if (std::string error = encode_tensor_map(
           maps.out, operand_box(args.out, p.out_dtype, p.out, p.batch, sm90::kOutRows, cols, sm90::kSwizzle));
       !error.empty()) {
@@ -251,41 +323,51 @@ std::string encode(Maps& maps, const PaddableOperand& lhs, const PaddableOperand
   return {};
 }
 
-template <class Config, class Element>
+template <class Config, class Op>
 std::string launch_for(const GemmArgs& args) {
   const Problem& p = args.problem;
-  PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
-  char* workspace = static_cast<char*>(args.workspace);
-  if (std::string error = padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
-  Maps maps;
-  if (std::string error = encode<Config>(maps, lhs, rhs, args); !error.empty()) return error;
+  const Operands<Config> operands(p);
   const Schedule<Config> schedule(p);
-  float* partials = schedule.split.splits == 1 ? nullptr : reinterpret_cast<float*>(workspace);
+  const void *lhs = args.lhs, *rhs = args.rhs;
+  char* workspace = static_cast<char*>(args.workspace);
+  if (std::string error = operands.lhs.prepare(lhs, workspace, args.stream); !error.empty()) return error;
+  if (std::string error = operands.rhs.prepare(rhs, workspace, args.stream); !error.empty()) return error;
+  Maps maps;
+  if (std::string error = encode(maps, lhs, rhs, operands, schedule, args); !error.empty()) return error;
+  auto* partials = schedule.split.splits == 1 ? nullptr : reinterpret_cast<typename Op::Sum*>(workspace);
   int64_t clusters = 0;
   if (std::string error = multiprocessors(clusters); !error.empty()) return error;
-  clusters = std::min<int64_t>(clusters / Config::kClusterCtas, schedule.units);
+  clusters = std::clamp<int64_t>(clusters / Config::kClusterCtas, 1, schedule.units);
 
-  std::string error = dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
-    return launch_kernel<Config::kClusterCtas>(wgmma_kernel<Config, Element, kLhsTransposed, kRhsTransposed>,
+  const auto launch = [&]<bool kLhsTransposed, bool kRhsTransposed>() {
+    return launch_kernel<Config::kClusterCtas>(wgmma_kernel<Config, Op, kLhsTransposed, kRhsTransposed>,
                                                Config::kClusterCtas * clusters, Config::kThreads,
                                                describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs, maps.out,
-                                               maps.tma_stores, Epilogue(args), partials, schedule);
-  });
+                                               maps.tma_stores, Epilogue(args), FixOf<Op>(args), partials, schedule);
+  };
+  std::string error;
+  if constexpr (Op::kAnyMajor) {
+    error = dispatch_layout(p.layout(), launch);
+  } else {
+    error = launch.template operator()<false, true>();
+  }
   if (!error.empty() || partials == nullptr) return error;
-  return reduce_partial_tiles(args, Schedule<Config>::kTile, schedule.split, partials, false);
+  return reduce_partial_tiles(args, Schedule<Config>::kTile, schedule.split, partials, Op::kRecomputes);
 }
 
 template <class Config>
 std::string launch(const GemmArgs& args) {
-  return args.problem.lhs_dtype == DType::kF16 ? launch_for<Config, __half>(args)
-                                               : launch_for<Config, __nv_bfloat16>(args);
+  return sm90::dispatch_wgmma_op<Config>(args.problem, [&]<class Op>() { return launch_for<Config, Op>(args); });
 }
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>,
+                                     &copied_bytes<Config>};
 
 }  // namespace
 }  // namespace jaxgemm
 
 JAXGEMM_FAMILY(wgmma, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKernel<Config128x128x64>,
-               &kKernel<Config128x256x64>, &kKernel<Config256x128x64>)
+               &kKernel<Config128x256x64>, &kKernel<Config256x128x64>, &kKernel<Config64x128x32>,
+               &kKernel<Config128x128x32>, &kKernel<Config128x256x32>, &kKernel<Config64x128x128>,
+               &kKernel<Config128x128x128>, &kKernel<Config128x256x128>)

@@ -2,7 +2,8 @@
 // memory, and warpgroups multiply what is in them with wgmma. A stage's two mbarriers hand it back and forth: `full`
 // when the copies have landed, `empty` when all have read it.
 //
-// Operands lie in shared memory as they do in global memory, along K or along M or N: wgmma's descriptors say which.
+// Operands lie in shared memory as they do in global memory, along K or, if they have 16 bits, along M or N: wgmma's
+// descriptors say which.
 // CTAs of a cluster compute tiles below one another. They need the same part of rhs: each loads a share of it for all.
 #pragma once
 
@@ -12,16 +13,11 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/swizzled_rows.cuh"
 
 namespace jaxgemm::sm90 {
 
 inline constexpr int kWarpgroup = ptx::kWarpgroupThreads;
-
-// Rows in shared memory are as long as the swizzle's span: a k-tile along K, or as much of M or N.
-inline constexpr ptx::Swizzle kSwizzle = ptx::Swizzle::k128B;
-inline constexpr int kRowBytes = span_bytes(kSwizzle);
-inline constexpr int kVectorBytes = 16;
-inline constexpr int kAtomBytes = 8 * kRowBytes;  // what the swizzle's pattern repeats after, and so is aligned to
 
 // Where a walk round the ring is. Fresh `full` barriers complete their phase of parity 0 first, and a wait for the
 // opposite parity of fresh `empty` ones succeeds: see Mbarrier.
@@ -43,7 +39,8 @@ struct Ring {
   }
 };
 
-// A k-tile of one operand: kMn rows of lhs or columns of rhs.
+// A k-tile of one operand: kMn rows of lhs or columns of rhs. A row in shared memory is a k-tile long, or holds as much
+// of M or N.
 template <class Element, int kMn, bool kMnContiguous>
 struct OperandTile {
   static constexpr int kRowElems = kRowBytes / sizeof(Element), kTileK = kRowElems;
@@ -78,8 +75,8 @@ struct OperandTile {
   }
 
   // From one step of wgmma along K to the next.
-  static constexpr int kStepBytes = kMnContiguous ? ptx::kWgmmaK * kRowBytes : ptx::kWgmmaK * sizeof(Element);
-  static_assert(kMn % 64 == 0 && sizeof(Element) == 2, "64 rows follow each other in either order");
+  static constexpr int kStepBytes = kMnContiguous ? ptx::kWgmmaK<Element> * kRowBytes : ptx::kWgmmaStepBytes;
+  static_assert(kMn % 64 == 0 && (sizeof(Element) == 2 || !kMnContiguous), "64 rows follow each other in either order");
 
  private:
   template <int kCtas>
@@ -92,7 +89,8 @@ struct OperandTile {
   }
 };
 
-// The ring. Every k-tile is read by kReaders of the warpgroups of each of kClusterCtas CTAs.
+// The ring. Every k-tile is read by kReaders of the warpgroups of each of kClusterCtas CTAs. Of operands that have two
+// planes, a stage of the walk takes two of these stages.
 template <class Config>
 struct Pipeline {
   static constexpr int kStages = Config::kStages, kClusterCtas = Config::kClusterCtas;
@@ -139,89 +137,85 @@ struct Pipeline {
   }
 };
 
-// How many rows of lhs a copy brings, if they lie along K: those of a tile, or as many as there are. TMA could fill the
-// others with zeros, but takes longer for them than for rows that it loads.
+// How many rows of lhs a copy brings: those of a tile, or, unless they lie along M, as many as there are. TMA could fill
+// the others with zeros, but takes longer for them than for rows that it loads.
 template <class Config>
-int copied_lhs_rows(const Problem& p) {
-  constexpr int kSwizzleRows = kAtomBytes / kRowBytes;
-  const int64_t rows = (p.M + kSwizzleRows - 1) / kSwizzleRows * kSwizzleRows;
-  return p.lhs.transposed || rows > Config::kCtaTile.m ? Config::kCtaTile.m : static_cast<int>(rows);
+int copied_lhs_rows(const Problem& p, bool along_m) {
+  const int64_t rows = (p.M + kAtomRows - 1) / kAtomRows * kAtomRows;
+  return along_m || rows > Config::kCtaTile.m ? Config::kCtaTile.m : static_cast<int>(rows);
 }
 
 // What is multiplied and how, for one layout.
-template <class Config, class Element_, bool kLhsTransposed, bool kRhsTransposed>
+template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
 struct Mainloop {
-  using Element = Element_;
   static constexpr Tile kCta = Config::kCtaTile;
-  using Lhs = OperandTile<Element, kCta.m, kLhsTransposed>;
-  using Rhs = OperandTile<Element, kCta.n, !kRhsTransposed>;
-  static_assert(kCta.k == Lhs::kTileK);
+  static constexpr int kPlanes = Op::kPlanes;
+  using Lhs = OperandTile<typename Op::Lhs, kCta.m, kLhsTransposed>;
+  using Rhs = OperandTile<typename Op::Rhs, kCta.n, !kRhsTransposed>;
+  static_assert(kCta.k == Lhs::kTileK && Config::kStages % kPlanes == 0);
+
+  using StageRing = Ring<Config::kStages / kPlanes>;
+  using Stage = typename Pipeline<Config>::Stage;
 
   // A consumer warpgroup's rows are kBlocks times those of wgmma: its share of a tile, or all of it.
   static constexpr int kBlocks = kCta.m / Pipeline<Config>::kReaders / ptx::kWgmmaM;
-  using Accumulators = float[kBlocks][kCta.n / 2];
+  using Sums = typename Op::Sum[kBlocks][kCta.n / 2];
 
   // Where a tile begins in the operands, and how many k-tiles of it there are. Matrices that all batches share are
-  // batch 0.
+  // batch 0. A second plane begins plane_k after the first.
   struct Work {
-    int row, col, k, k_tiles, lhs_batch, rhs_batch;
+    int row, col, k, k_tiles, lhs_batch, rhs_batch, plane_k;
   };
 
   // For rows that no copy will bring. By all threads, before a barrier of the cluster.
   __device__ static void clear_lhs(Pipeline<Config>& s_pipeline) {
     for (auto& stage : s_pipeline.stages) {
-      for (int at = static_cast<int>(threadIdx.x) * kVectorBytes; at < Lhs::kBytes;
-           at += Config::kThreads * kVectorBytes) {
-        *reinterpret_cast<uint4*>(stage.lhs + at) = make_uint4(0, 0, 0, 0);
+      for (int at = static_cast<int>(threadIdx.x); at < Lhs::kBytes / static_cast<int>(sizeof(uint4));
+           at += Config::kThreads) {
+        reinterpret_cast<uint4*>(stage.lhs)[at] = make_uint4(0, 0, 0, 0);
       }
     }
     ptx::fence_proxy_async();
   }
 
   // By one thread of the CTA of this rank.
-  __device__ static void produce(Pipeline<Config>& s_pipeline, Ring<Config::kStages>& ring, const CUtensorMap& lhs,
+  __device__ static void produce(Pipeline<Config>& s_pipeline, StageRing& ring, const CUtensorMap& lhs,
                                  const CUtensorMap& rhs, const Work& work, int lhs_bytes, int rank) {
 #pragma unroll 1
     for (int i = 0; i < work.k_tiles; ++i) {
-      auto& stage = s_pipeline.stages[ring.stage];
       ptx::Mbarrier& full = s_pipeline.full[ring.stage];
-      const int k = work.k + i * kCta.k;
       ptx::mbarrier_wait(s_pipeline.empty[ring.stage], ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(lhs_bytes + Rhs::kBytes));
-      Lhs::template load<1>(stage.lhs, lhs, full, work.row, k, work.lhs_batch, 0);
-      Rhs::template load<Config::kClusterCtas>(stage.rhs, rhs, full, work.col, k, work.rhs_batch, rank);
+      ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(kPlanes * (lhs_bytes + Rhs::kBytes)));
+#pragma unroll
+      for (int plane = 0; plane < kPlanes; ++plane) {
+        Stage& stage = s_pipeline.stages[ring.stage * kPlanes + plane];
+        const int k = work.k + i * kCta.k + plane * work.plane_k;
+        Lhs::template load<1>(stage.lhs, lhs, full, work.row, k, work.lhs_batch, 0);
+        Rhs::template load<Config::kClusterCtas>(stage.rhs, rhs, full, work.col, k, work.rhs_batch, rank);
+      }
       ring.advance();
     }
   }
 
-  // accumulators = the rows of lhs from first_row on * rhs. One k-tile's wgmmas are in flight while the next one is
-  // waited for. Calls all_issued() when the last ones are on their way.
+  // sums = the rows of lhs from first_row on * rhs. One k-tile's wgmmas are in flight while the next one is waited for.
+  // Calls all_issued() when the last ones are on their way.
   template <class AllIssued>
-  __device__ static void multiply(Accumulators& accumulators, Pipeline<Config>& s_pipeline, Ring<Config::kStages>& ring,
-                                  int first_row, int k_tiles, AllIssued&& all_issued) {
+  __device__ static void multiply(Sums& sums, Pipeline<Config>& s_pipeline, StageRing& ring, int first_row, int k_tiles,
+                                  AllIssued&& all_issued) {
 #pragma unroll
-    for (auto& block : accumulators) {
+    for (auto& block : sums) {
 #pragma unroll
-      for (float& sum : block) sum = 0.0f;
+      for (auto& sum : block) sum = 0;
+    }
+    if constexpr (Op::kSumsApart) {
+      multiply_apart(sums, s_pipeline, ring, first_row, k_tiles);
+      return all_issued();
     }
     int previous = 0;  // stage
 #pragma unroll 1
     for (int i = 0; i < k_tiles; ++i) {
-      const auto& stage = s_pipeline.stages[ring.stage];
-      const uint64_t rhs = Rhs::descriptor(stage.rhs, 0);
       ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < kCta.k / ptx::kWgmmaK; ++step) {
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          const uint64_t lhs = Lhs::descriptor(stage.lhs, first_row + block * ptx::kWgmmaM);
-          ptx::wgmma<Element, kCta.n, Lhs::kMajor, Rhs::kMajor>(accumulators[block],
-                                                                ptx::advance(lhs, step * Lhs::kStepBytes),
-                                                                ptx::advance(rhs, step * Rhs::kStepBytes), 1);
-        }
-      }
-      ptx::wgmma_commit();
+      issue(sums, s_pipeline.stages + ring.stage * kPlanes, first_row, true);
       if (i > 0) {
         ptx::wgmma_wait<1>();
         s_pipeline.release(previous);
@@ -232,8 +226,55 @@ struct Mainloop {
     all_issued();
     ptx::wgmma_wait<0>();
     if (k_tiles > 0) s_pipeline.release(previous);
+    pin(sums);
+  }
+
+ private:
+  // While this warpgroup adds, the tensor cores work for the other one.
+  __device__ static void multiply_apart(Sums& sums, Pipeline<Config>& s_pipeline, StageRing& ring, int first_row,
+                                        int k_tiles) {
+#pragma unroll 1
+    for (int i = 0; i < k_tiles; ++i) {
+      Sums k_tile_sums;
+      ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
+      issue(k_tile_sums, s_pipeline.stages + ring.stage * kPlanes, first_row, false);
+      ptx::wgmma_wait<0>();
+      s_pipeline.release(ring.stage);
+      ring.advance();
+      pin(k_tile_sums);
 #pragma unroll
-    for (auto& block : accumulators) ptx::pin_registers(block);
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int r = 0; r < kCta.n / 2; ++r) sums[block][r] += k_tile_sums[block][r];
+      }
+    }
+  }
+
+  // Has the products of a k-tile computed: added to the sums, or in their place. Of two planes the products of big and
+  // small come first, and those of small and small not at all.
+  __device__ static void issue(Sums& sums, const Stage* s_stages, int first_row, bool add) {
+    constexpr int kProducts = kPlanes == 1 ? 1 : 3;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int product = kProducts - 1; product >= 0; --product) {
+      const uint64_t rhs = Rhs::descriptor(s_stages[product / 2].rhs, 0);
+#pragma unroll
+      for (int step = 0; step < kRowBytes / ptx::kWgmmaStepBytes; ++step) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          const uint64_t lhs = Lhs::descriptor(s_stages[product % 2].lhs, first_row + block * ptx::kWgmmaM);
+          ptx::wgmma<typename Op::Lhs, typename Op::Rhs, kCta.n, Lhs::kMajor, Rhs::kMajor>(
+              sums[block], ptx::advance(lhs, step * Lhs::kStepBytes), ptx::advance(rhs, step * Rhs::kStepBytes),
+              add || product < kProducts - 1 || step > 0);
+        }
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ static void pin(Sums& sums) {
+#pragma unroll
+    for (auto& block : sums) ptx::pin_registers(block);
   }
 };
 

@@ -41,15 +41,6 @@ std::string dispatch_op(const Problem& p, F&& f) {
 template <class Op>
 using FixOf = std::conditional_t<Op::kRecomputes, Recompute, Keep>;
 
-// The tile of sums in shared memory, of either type.
-template <int kRows, int kCols>
-union StagedSums {
-  StagedTile<float, kRows, kCols> floats;
-  StagedTile<int32_t, kRows, kCols> integers;
-  __device__ auto& of(float) { return floats; }
-  __device__ auto& of(int32_t) { return integers; }
-};
-
 // Writes a staged tile that lies inside out as a whole and is only rounded, to `Out`. No checks but `fix`: it takes a
 // sixth of the time of write_tile().
 template <class Out, int kThreads, class Accumulator, int kRows, int kCols, class Fix>
@@ -77,22 +68,7 @@ __device__ void write_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, c
     }
     return write_plain_tile<Accumulator, kThreads>(s_out, epilogue, fix, tile, N);
   }
-  s_out.template for_each_moved_quad<kThreads>(
-      phases,
-      [&](int row, int col, auto quad) {
-        const int64_t m = tile.row + row, n = tile.col + col;
-        if (m >= M || n >= N) return;
-        Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};
-        fix(sums, tile.batch, m, n, N);
-        epilogue.store4(tile.batch, m, n, N, sums, true);
-      },
-      [&](int row, int col, Accumulator sum) {
-        const int64_t m = tile.row + row, n = tile.col + col;
-        if (m >= M || n >= N) return;
-        Accumulator sums[4] = {sum, 0, 0, 0};
-        fix(sums, tile.batch, m, n, n + 1);
-        epilogue.store(tile.batch, m, n, sums[0]);
-      });
+  write_moved_tile<kThreads>(s_out, phases, epilogue, fix, tile, M, N);
 }
 
 }  // namespace jaxgemm

@@ -1,7 +1,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "tensor_map.h"
 
@@ -30,14 +29,17 @@ EncodeTiled encode_tiled() {
   return function;
 }
 
-std::optional<CUtensorMapDataType> data_type(DType dtype) {
+CUtensorMapDataType data_type(DType dtype) {
   switch (dtype) {
     case DType::kF32: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     case DType::kF16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::kBF16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     case DType::kS32: return CU_TENSOR_MAP_DATA_TYPE_INT32;
-    default: return std::nullopt;
+    case DType::kS8:
+    case DType::kF8E4M3FN:
+    case DType::kF8E5M2: break;
   }
+  return CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
 CUtensorMapSwizzle swizzle_mode(ptx::Swizzle swizzle) {
@@ -65,7 +67,6 @@ std::string check_dimension(const char* extent_name, int64_t extent, const char*
 
 std::string check(const TensorBox& box) {
   const int64_t element_bytes = size_bytes(box.dtype);
-  if (!data_type(box.dtype)) return "tensor maps of " + std::string(name(box.dtype)) + " are not supported";
   if (box.rank != 2 && box.rank != 3) return value("a rank", box.rank, "of 2 or 3");
   if (const auto address = reinterpret_cast<uintptr_t>(box.data); address == 0 || address % kAlignmentBytes != 0) {
     return "TMA needs an address that is a multiple of 16, not one that is " +
@@ -113,7 +114,7 @@ std::string encode_tensor_map(CUtensorMap& map, const TensorBox& box) {
   const cuuint32_t box_extents[] = {static_cast<cuuint32_t>(box.box_inner), static_cast<cuuint32_t>(box.box_outer), 1};
   const cuuint32_t steps[] = {1, 1, 1};
   const CUresult result =
-      encode(&map, *data_type(box.dtype), static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data), extents,
+      encode(&map, data_type(box.dtype), static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data), extents,
              strides, box_extents, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_mode(box.swizzle),
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};

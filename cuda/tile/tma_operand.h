@@ -1,0 +1,70 @@
+// How an operand comes to lie where TMA can read it for wgmma: where it is, or in a copy in the workspace, which keeps
+// the order of its elements if it only needs rows that begin at multiples of 16 bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "gemm.h"
+#include "k_major_copy.h"
+#include "pad_copy.h"
+
+namespace jaxgemm {
+
+inline constexpr int64_t kTmaVectorBytes = 16;
+
+// Whether TMA reaches the rows of a view, if the first one can be reached.
+inline bool tma_addressable(const MatrixView& view, DType dtype) {
+  const int64_t bytes = size_bytes(dtype);
+  return view.ld * bytes % kTmaVectorBytes == 0 && view.batch_stride * bytes % kTmaVectorBytes == 0;
+}
+
+class TmaOperand {
+ public:
+  // `planes`, `k_multiple`: see KMajor. `any_major`: whether K need not be contiguous.
+  TmaOperand(const Problem& p, bool lhs, bool any_major, int planes, int64_t k_multiple)
+      : dtype_(lhs ? p.lhs_dtype : p.rhs_dtype),
+        batch_(p.batch),
+        k_major_(KMajor::of(p, lhs, planes, k_multiple)),
+        view_(k_major_.from) {
+    if (planes > 1 || (!any_major && k_major_.transposes)) {
+      copy_ = Copy::kKMajor;
+      view_ = k_major_.view();
+    } else if (!tma_addressable(view_, dtype_)) {
+      copy_ = Copy::kPadded;
+      view_ = padded_view(view_, vector_elems());
+    }
+  }
+
+  int64_t workspace_bytes() const {
+    return copy_ == Copy::kNone ? 0 : padded_bytes(view_, batch_, size_bytes(dtype_));
+  }
+
+  // Enqueues the copy, if one is needed, of what lies at `data`, and has `data` and `workspace` point to it and past it.
+  // Returns "" or what went wrong.
+  std::string prepare(const void*& data, char*& workspace, void* stream) const {
+    if (copy_ == Copy::kNone) return {};
+    std::string error = copy_ == Copy::kKMajor
+                            ? k_major_copy(workspace, data, k_major_, dtype_, stream)
+                            : pad_copy(workspace, data, k_major_.from, vector_elems(), batch_, dtype_, stream);
+    data = workspace;
+    workspace += workspace_bytes();
+    return error;
+  }
+
+  // Of what prepare() leaves.
+  const MatrixView& view() const { return view_; }
+
+ private:
+  enum class Copy { kNone, kPadded, kKMajor };
+
+  int64_t vector_elems() const { return kTmaVectorBytes / size_bytes(dtype_); }
+
+  DType dtype_;
+  int64_t batch_;
+  Copy copy_ = Copy::kNone;
+  KMajor k_major_;
+  MatrixView view_;
+};
+
+}  // namespace jaxgemm
