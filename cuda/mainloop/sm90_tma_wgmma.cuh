@@ -78,7 +78,8 @@ struct OperandTile {
   }
 
   // From one step of wgmma along K to the next.
-  static constexpr int kStepBytes = kMnContiguous ? ptx::kWgmmaK * kRowBytes : ptx::kWgmmaK * sizeof(Element);
+  static constexpr int kStepBytes =
+      kMnContiguous ? ptx::kWgmmaK<Element> * kRowBytes : ptx::kWgmmaK<Element> * sizeof(Element);
   static_assert(kMn % 64 == 0 && sizeof(Element) == 2, "64 rows follow each other in either order");
 
  private:
@@ -212,13 +213,13 @@ struct Mainloop {
       ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
       ptx::wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < kCta.k / ptx::kWgmmaK; ++step) {
+      for (int step = 0; step < kCta.k / ptx::kWgmmaK<Element>; ++step) {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
           const uint64_t lhs = Lhs::descriptor(stage.lhs, first_row + block * ptx::kWgmmaM);
-          ptx::wgmma<Element, kCta.n, Lhs::kMajor, Rhs::kMajor>(accumulators[block],
-                                                                ptx::advance(lhs, step * Lhs::kStepBytes),
-                                                                ptx::advance(rhs, step * Rhs::kStepBytes), 1);
+          ptx::wgmma<Element, Element, kCta.n, Lhs::kMajor, Rhs::kMajor>(accumulators[block],
+                                                                         ptx::advance(lhs, step * Lhs::kStepBytes),
+                                                                         ptx::advance(rhs, step * Rhs::kStepBytes), 1);
         }
       }
       ptx::wgmma_commit();
