@@ -7,10 +7,10 @@
 //     elements that a small tile reads again: a tile of m x n needs (1/m + 1/n) of them for each multiply-add (see
 //     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). No k-tile takes less than its latency, and all
 //     together no less than reading the operands from DRAM;
-//   tiles: filling the pipeline and writing the sums, once for each CTA in turn (whole waves of CTAs: what hangs over
-//   an
+//   tiles: filling the pipeline and writing the sums, once for each CTA in turn (whole waves of CTAs: what hangs over an
 //     edge, and the multiprocessors that a last wave leaves idle, cost as much as work);
-//   where K is split, a second kernel and the traffic of the partial sums.
+//   where K is split, a second kernel and the traffic of the partial sums;
+//   where operands are copied into the workspace, those copies.
 // The constants were fitted on an H200: of wmma_tiled to square tiles of 32, 64 and 128 at 4096^3, which took 1523, 774
 // and 509 us; of mma_multistage to 180 measurements of its four tiles of 16-bit elements, with K split over 1 to 64
 // CTAs, of problems between 512^3, 16 x 8192 x 8192, 256 x 256 x 65536 and 4096^3, which the model meets within 4 %
@@ -50,21 +50,23 @@ struct Rates {
   double dram_bytes_per_us;                // at which operands are read
   double reduce_us, partial_bytes_per_us;  // of the second kernel, and of what it and the first move
 
-  double work_us(const KernelInfo& info) const {
+  double work_us(const KernelInfo& info, int products) const {
     const Tile& tile = info.cta_tile;
-    const double fmas = 0.5 * tile.m * tile.n * tile.k * static_cast<double>(size_bytes(info.dtypes[0].lhs));
+    const double fmas = 0.5 * tile.m * tile.n * tile.k * static_cast<double>(size_bytes(info.dtypes[0].lhs)) * products;
     return fmas / fmas_per_us * (1.0 + fmas_per_element * (1.0 / tile.m + 1.0 / tile.n));
   }
 
   // A k-tile of each of `ctas` that run side by side.
-  double k_tile_us(const KernelInfo& info, int64_t ctas) const {
-    const double work = work_us(info);
+  double k_tile_us(const KernelInfo& info, int products, int64_t ctas) const {
+    const double work = work_us(info, products);
     return ctas == 0 ? 0.0 : std::max(static_cast<double>(ctas) * work, min_latency_us + latency_per_us * work);
   }
 };
 constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3, 3.7e6},
                 kPipelined = {3.4e6, 63.0, 0.16, 0.77, 0.85, 5.2e-5, 3.9e6, 3.3, 3.7e6},
                 kWarpSpecialised = {3.3e6, 4.1, 0.138, 0.534, 0.8, 6.1e-5, 4.05e6, 3.7, 5.2e6};
+
+constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
 
 // Whether the rates were fitted to measurements of the family itself.
 bool calibrated(const KernelInfo& info) { return info.stages > 2; }
@@ -73,8 +75,9 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const Rates& rates = info.tma ? kWarpSpecialised : calibrated(info) ? kPipelined : kUnpipelined;
   const int64_t ctas = tiles * splits, sms = multiprocessors(p.sm), resident = resident_ctas(info, p.sm);
   const int64_t share = ceil_div(ctas, sms);
-  const double k_tile =
-      static_cast<double>(share / resident) * rates.k_tile_us(info, resident) + rates.k_tile_us(info, share % resident);
+  const int products = p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest ? 3 : 1;  // 3xTF32
+  const double k_tile = static_cast<double>(share / resident) * rates.k_tile_us(info, products, resident) +
+                        rates.k_tile_us(info, products, share % resident);
   const double elements = static_cast<double>(p.batch) * static_cast<double>(p.K) * static_cast<double>(p.M + p.N);
   const double dram = elements * static_cast<double>(size_bytes(p.lhs_dtype)) / rates.dram_bytes_per_us;
   const double tile_elements = static_cast<double>(info.cta_tile.m) * info.cta_tile.n;
@@ -111,7 +114,11 @@ Plan plan(const KernelInfo& info, const Problem& p) {
 
 int64_t split_count(const KernelInfo& info, const Problem& p) { return plan(info, p).splits; }
 
-double estimated_cost(const Kernel& kernel, const Problem& p) { return plan(kernel.info, p).cost_us; }
+double estimated_cost(const Kernel& kernel, const Problem& p) {
+  const double cost = plan(kernel.info, p).cost_us;
+  const int64_t copied_bytes = kernel.copied_bytes == nullptr ? 0 : kernel.copied_bytes(p);
+  return copied_bytes == 0 ? cost : cost + kCopyUs + static_cast<double>(copied_bytes) / kCopiedBytesPerUs;
+}
 
 const Kernel* select(const Problem& p, std::string_view family) {
   const Kernel* best = nullptr;

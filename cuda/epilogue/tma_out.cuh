@@ -126,42 +126,6 @@ class OutWriter {
     return s_slot + ptx::swizzled(kSwizzle, static_cast<uint32_t>(row * kRowBytes + byte));
   }
 
-  // To columns from `bias` on, of which n_left exist, an even number.
-  template <int kRegisters>
-  __device__ void add_bias(float (&sums)[kRegisters], const float* bias, int64_t n_left) const {
-    const int col = ptx::accumulator_element(thread_, 0).col;
-#pragma unroll
-    for (int i = 0; i < kRegisters; i += 4) {
-      const int at = col + i / 4 * 8;
-      if (at >= n_left) continue;
-      const float first = bias[at], second = bias[at + 1];
-      sums[i] += first;
-      sums[i + 1] += second;
-      sums[i + 2] += first;
-      sums[i + 3] += second;
-    }
-  }
-
-  // The code of the activations, which is long, is there for four sums: all take turns in their registers.
-  template <int kRegisters>
-  __device__ static void activate_all(float (&sums)[kRegisters], Activation activation) {
-#pragma unroll 1
-    for (int i = 0; i < kRegisters; i += 4) {
-      float four[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) four[j] = activate(activation, sums[j]);
-#pragma unroll
-      for (int j = 0; j < kRegisters - 4; ++j) sums[j] = sums[j + 4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sums[kRegisters - 4 + j] = four[j];
-    }
-  }
-
-  // Where a chunk of 16 bytes lies in a slot.
-  __device__ static int chunk_offset(int row, int chunk) {
-    return row * kRowBytes + (chunk ^ row % 8) * ptx::kChunkBytes;
-  }
-
   template <class Out, class Sum, int kRegisters>
   __device__ void stage(char* s_slot, const Sum (&sums)[kRegisters], int first) const {
     const int lane = thread_ % 32, warp_row = thread_ / 32 * 16;

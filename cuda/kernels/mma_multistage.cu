@@ -99,8 +99,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 }
 
 template <class Config>
+int64_t copied_bytes(const Problem& p) {
+  return sm80::padding<Config>(p).workspace_bytes(p);
+}
+
+template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return sm80::padding<Config>(p).workspace_bytes(p) +
+  return copied_bytes<Config>(p) +
          SplitK(describe<Config>(), p, Config::kCtaTile).workspace_bytes(Config::kCtaTile);
 }
 
@@ -135,7 +140,7 @@ std::string launch(const GemmArgs& args) {
 }
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>};
 
 }  // namespace
 }  // namespace jaxgemm

@@ -32,11 +32,13 @@ using sm90::kWarpgroup;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
 // The rows of a tile are dealt to CONSUMERS warpgroups; or, if they play PING_PONG, each has a tile of its own, and
-// writes it while the other multiplies. CLUSTER_CTAS CTAs compute tiles below one another.
-template <int CTA_M, int CTA_N, int ELEMENT_BYTES, int CONSUMERS, bool PING_PONG, int STAGES, int CLUSTER_CTAS>
+// writes it while the other multiplies. CLUSTER_CTAS CTAs compute tiles below one another. FP8: not only integers, of
+// elements of one byte.
+template <int CTA_M, int CTA_N, int ELEMENT_BYTES, int CONSUMERS, bool PING_PONG, int STAGES, int CLUSTER_CTAS,
+          bool FP8 = false>
 struct TileConfig {
   static constexpr std::string_view kFamily = "wgmma";
-  static constexpr auto kDTypes = kMmaDTypes<ELEMENT_BYTES>;
+  static constexpr auto kDTypes = sm90::dtypes_of<ELEMENT_BYTES, FP8>();
   static constexpr int kMinSm = 90, kMaxSm = 90;
   static constexpr int kTileK = sm90::kRowBytes / ELEMENT_BYTES;
   static constexpr Tile kCtaTile = {CTA_M, CTA_N, kTileK},
@@ -78,15 +80,13 @@ struct Config128x128x32 : TileConfig<128, 128, 4, 2, false, 6, 1> {
 struct Config128x256x32 : TileConfig<128, 256, 4, 2, false, 4, 2> {
   using SharedStorage = Storage<Config128x256x32>;
 };
-struct Config64x128x128 : TileConfig<64, 128, 1, 1, false, 8, 1> {
-  static constexpr auto kDTypes = sm90::k8BitDTypes;
+struct Config64x128x128 : TileConfig<64, 128, 1, 1, false, 8, 1, true> {
   using SharedStorage = Storage<Config64x128x128>;
 };
-struct Config128x128x128 : TileConfig<128, 128, 1, 2, false, 6, 1> {
-  static constexpr auto kDTypes = sm90::k8BitDTypes;
+struct Config128x128x128 : TileConfig<128, 128, 1, 2, false, 6, 1, true> {
   using SharedStorage = Storage<Config128x128x128>;
 };
-struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2> {  // int8 only
+struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2> {
   using SharedStorage = Storage<Config128x256x128>;
 };
 

@@ -1,11 +1,17 @@
-// What wgmma's operands are to the kernels and to the emulator: matrix descriptors of tiles in shared memory.
+// What wgmma's operands are to the kernels and to the emulator: their types, matrix descriptors of tiles in shared
+// memory, and which thread holds what.
 // PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions": "Shared Memory Matrix Layout",
 // "Strides", "Matrix Descriptor Format".
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "ptx/mma_types.cuh"
 
 namespace jaxgemm::ptx {
 
@@ -33,13 +39,15 @@ __host__ __device__ constexpr uint32_t swizzled(Swizzle swizzle, uint32_t addres
   return address ^ ((address >> 7) & (chunks - 1)) << 4;
 }
 
-// Which dimension is contiguous in shared memory. The values are wgmma's imm-trans-a and imm-trans-b.
+// Which dimension is contiguous in shared memory: kK, or, of 16-bit elements only, either. The values are wgmma's
+// imm-trans-a and imm-trans-b.
 enum class Major : uint8_t { kK = 0, kMN = 1 };
 
-// A descriptor's fields. With a span of S bytes, eight rows of S bytes are an atom; elements have two bytes here.
+// A descriptor's fields. With a span of S bytes, eight rows of S bytes are an atom. A kK layout counts K in bytes, so
+// that it is the same for all types; a kMN layout is one of 16-bit elements.
 //   Major  Swizzle  an atom holds           leading_bytes                  stride_bytes
-//   kK     none     8 MN x 8 K              next 8 K                       next 8 MN
-//   kK     else     8 MN x S/2 K            unused: write 16               next 8 MN
+//   kK     none     8 MN x 16 bytes of K    next 16 bytes of K             next 8 MN
+//   kK     else     8 MN x S bytes of K     unused: write 16               next 8 MN
 //   kMN    none     8 MN x 8 K              next 8 K                       next 8 MN
 //   kMN    else     S/2 MN x 8 K            next S/2 MN                    next 8 K
 // In an atom the contiguous dimension runs along the rows.
@@ -55,7 +63,8 @@ inline constexpr int kDescriptorLeadingBit = 16, kDescriptorStrideBit = 32, kDes
                      kDescriptorSwizzleBit = 62;
 
 // Of the tile that starts at `address` (see shared_address()); the atoms that it is made of start at multiples of eight
-// spans. A tile may start within an atom, along its rows: the next 16 elements of K in a kK tile are 32 bytes further.
+// spans. A tile may start within an atom, along its rows: the next kWgmmaK elements of a kK tile are kWgmmaStepBytes
+// further.
 __host__ __device__ constexpr uint64_t matrix_descriptor(uint32_t address, MatrixLayout layout) {
   return descriptor_field(address) | descriptor_field(layout.leading_bytes) << kDescriptorLeadingBit |
          descriptor_field(layout.stride_bytes) << kDescriptorStrideBit |
@@ -67,15 +76,34 @@ __host__ __device__ constexpr uint64_t advance(uint64_t descriptor, uint32_t byt
   return descriptor + (bytes >> 4);
 }
 
-inline constexpr int kWgmmaM = 64, kWgmmaK = 16;
 inline constexpr int kWarpgroupThreads = 128;
+inline constexpr int kWgmmaM = 64;
+inline constexpr int kWgmmaStepBytes = 32;  // along K, of one instruction
 
-// The widths that wgmma() is instantiated for; the instruction has all multiples of 8 up to 256.
+// Elements of operands are __half, __nv_bfloat16, float (which wgmma reads as tf32), int8_t, E4m3 and E5m2.
+template <class A>
+inline constexpr int kWgmmaK = kWgmmaStepBytes / static_cast<int>(sizeof(A));
+
+template <class A>
+using WgmmaSum = std::conditional_t<std::is_same_v<A, int8_t>, int32_t, float>;
+
+template <class A>
+inline constexpr bool kIsWgmmaElement = std::is_same_v<A, __half> || std::is_same_v<A, __nv_bfloat16> ||
+                                        std::is_same_v<A, float> || std::is_same_v<A, int8_t> || kIsFp8<A>;
+
+// The widths that wgmma() is instantiated for, which there are for all types. Floating point has all multiples of 8.
 template <int kN>
 inline constexpr bool kIsWgmmaN = kN == 8 || (kN >= 16 && kN <= 256 && kN % 16 == 0);
 
-// The accumulator D (64 x N) and the fragment of A (64 x 16) lie in the registers of 128 threads. PTX ISA, "Register
-// Fragments and Shared Memory Matrix Layouts", "Matrix Fragments for wgmma.mma_async.m64nNk16".
+// Whether there is a wgmma() of these elements and this width, with operands in shared memory that lie so.
+template <class A, class B, int kN, Major... kMajors>
+inline constexpr bool kIsWgmma =
+    kIsWgmmaN<kN> && kIsWgmmaElement<A> && (std::is_same_v<A, B> || (kIsFp8<A> && kIsFp8<B>)) &&
+    (sizeof(A) == 2 || ((kMajors == Major::kK) && ...));
+
+// The accumulator D (64 x N) and the fragment of A (64 x kWgmmaK) lie in the registers of 128 threads. PTX ISA,
+// "Register Fragments and Shared Memory Matrix Layouts", "Matrix Fragments for wgmma.mma_async.m64nNk16", "...k8" and
+// "...k32".
 struct ElementOf {
   int row, col;
 };
@@ -85,9 +113,10 @@ __host__ __device__ constexpr ElementOf accumulator_element(int thread, int i) {
   return {thread / 32 * 16 + i / 2 % 2 * 8 + thread % 32 / 4, i / 4 * 8 + thread % 4 * 2 + i % 2};
 }
 
-// Of half (0: low) of register i of A's fragment.
-__host__ __device__ constexpr ElementOf fragment_a_element(int thread, int i, int half) {
-  return {thread / 32 * 16 + i % 2 * 8 + thread % 32 / 4, i / 2 * 8 + thread % 4 * 2 + half};
+// Of part (0: the lowest bits) of register i of A's fragment. The parts of a register follow each other along K.
+__host__ __device__ constexpr ElementOf fragment_a_element(int element_bytes, int thread, int i, int part) {
+  const int parts = 4 / element_bytes;
+  return {thread / 32 * 16 + i % 2 * 8 + thread % 32 / 4, (i / 2 * 4 + thread % 4) * parts + part};
 }
 
 }  // namespace jaxgemm::ptx

@@ -65,17 +65,22 @@ inline int planes(const Problem& p) {
   return p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest ? WgmmaTf32x3::kPlanes : WgmmaTf32::kPlanes;
 }
 
-// int8, and all pairs of the 8-bit floating-point formats.
-inline constexpr std::array k8BitDTypes = [] {
-  std::array<DTypes, 13> all = {kMmaDTypes<1>[0]};
-  int i = 1;
-  for (DType lhs : {DType::kF8E4M3FN, DType::kF8E5M2}) {
-    for (DType rhs : {DType::kF8E4M3FN, DType::kF8E5M2}) {
-      for (DType out : {DType::kBF16, DType::kF16, DType::kF32}) all[i++] = {lhs, rhs, out};
+// By the size of an operand's elements. FP8: all pairs of the 8-bit floating-point formats, too.
+template <int kElementBytes, bool FP8>
+constexpr auto dtypes_of() {
+  if constexpr (!FP8) {
+    return kMmaDTypes<kElementBytes>;
+  } else {
+    std::array<DTypes, 13> all = {kMmaDTypes<1>[0]};
+    int i = 1;
+    for (DType lhs : {DType::kF8E4M3FN, DType::kF8E5M2}) {
+      for (DType rhs : {DType::kF8E4M3FN, DType::kF8E5M2}) {
+        for (DType out : {DType::kBF16, DType::kF16, DType::kF32}) all[i++] = {lhs, rhs, out};
+      }
     }
+    return all;
   }
-  return all;
-}();
+}
 
 // Calls f.template operator()<Op>() for the problem's dtypes and precision, of the Ops that Config::kDTypes asks for.
 template <class Config, class F>

@@ -195,8 +195,8 @@ __device__ void release(Mbarrier& empty, int rank) {
 // M or N, where the next 16 of K are 16 rows further.
 template <class Config, Major kMajor>
 struct OperandBox {
-  static constexpr int kStepBytes =
-      (kMajor == Major::kK ? 2 * ptx::kWgmmaK : 2 * kAtomBytes) / (Config::has(Defect::kHalfDescriptorStep) ? 2 : 1);
+  static constexpr int kStepBytes = (kMajor == Major::kK ? ptx::kWgmmaStepBytes : 2 * kAtomBytes) /
+                                    (Config::has(Defect::kHalfDescriptorStep) ? 2 : 1);
   static constexpr ptx::MatrixLayout kLayout = {
       .leading_bytes = 16,  // unused: a row is no shorter than what wgmma takes of it
       .stride_bytes = kAtomBytes / (Config::has(Defect::kWrongStrideBytes) ? 2 : 1),
@@ -229,9 +229,9 @@ __device__ void multiply(float (&d)[kRegisters], typename Config::SharedStorage&
     const uint64_t lhs = Lhs::descriptor(stage.lhs + rows * kTileK), rhs = Rhs::descriptor(stage.rhs);
     if constexpr (!Config::has(Defect::kNoWgmmaFence)) ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kTileK / ptx::kWgmmaK; ++step) {
-      ptx::wgmma<T, kTileN, kMajorA, kMajorB>(d, ptx::advance(lhs, step * Lhs::kStepBytes),
-                                              ptx::advance(rhs, step * Rhs::kStepBytes), 1);
+    for (int step = 0; step < kTileK / ptx::kWgmmaK<T>; ++step) {
+      ptx::wgmma<T, T, kTileN, kMajorA, kMajorB>(d, ptx::advance(lhs, step * Lhs::kStepBytes),
+                                                 ptx::advance(rhs, step * Rhs::kStepBytes), 1);
     }
     if constexpr (!Config::has(Defect::kNoCommit)) ptx::wgmma_commit();
     if constexpr (Config::has(Defect::kEarlyRelease)) release<Config>(smem.empty[ring.stage], rank);
