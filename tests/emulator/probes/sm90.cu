@@ -1,122 +1,20 @@
-// Probes of the Hopper-class instructions: matrix descriptors, accumulators and register fragments of wgmma, TMA's
-// swizzles and bounds, multicast, clusters and mbarriers.
-#include <cstring>
-
+// Probes of the Hopper-class instructions that move data: TMA's swizzles and bounds, multicast, clusters and mbarriers.
 #include "launch.cuh"
 #include "probes/probe.h"
-#include "ptx/address.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_storage.cuh"
 #include "ptx/tma.cuh"
-#include "ptx/wgmma.cuh"
+#include "ptx/wgmma_types.cuh"
 #include "tile/tensor_map.h"
 
 namespace jaxgemm::probes {
 namespace {
 
-using ptx::Major;
 using ptx::Mbarrier;
 using ptx::Swizzle;
 
 __device__ int thread() { return static_cast<int>(threadIdx.x); }
-
-// A small integer from four bits of a word: -8 to 7, so that sums of products are exact.
-__device__ float small(uint32_t word, int nibble) {
-  return static_cast<float>(static_cast<int>(word >> 4 * nibble & 15) - 8);
-}
-
-template <class T>
-__device__ uint32_t bits_of(float x) {
-  if constexpr (std::is_same_v<T, __half>) return __half_as_ushort(__float2half_rn(x));
-  if constexpr (!std::is_same_v<T, __half>) return __bfloat16_as_ushort(__float2bfloat16_rn(x));
-}
-
-template <class T>
-__device__ uint32_t small_pair(uint32_t word, int nibble) {
-  return bits_of<T>(small(word, nibble)) | bits_of<T>(small(word, nibble + 1)) << 16;
-}
-
-// --- wgmma -----------------------------------------------------------------------------------------------------------
-
-// An operand's region of shared memory is filled all over; a descriptor that is read in another way than the GPU does
-// finds other elements.
-constexpr int kRegionWords = 8192;
-
-struct WgmmaStorage {
-  alignas(1024) uint32_t a[kRegionWords];
-  alignas(1024) uint32_t b[kRegionWords];
-};
-
-// How an operand of `extent` x 16 lies in its region. Strides leave gaps, so that no two of them are the same.
-constexpr ptx::MatrixLayout layout_of(Major major, Swizzle swizzle, int extent) {
-  const auto atom = static_cast<uint32_t>(8 * ptx::span_bytes(swizzle)), atoms = static_cast<uint32_t>(extent / 8);
-  if (swizzle == Swizzle::kNone)
-    return {.leading_bytes = atoms * (atom + 16) + 16, .stride_bytes = atom + 16, .swizzle = swizzle};
-  if (major == Major::kMN) return {.leading_bytes = 3 * atom, .stride_bytes = atom, .swizzle = swizzle};
-  return {.leading_bytes = 16, .stride_bytes = extent <= 128 ? 2 * atom : atom, .swizzle = swizzle};
-}
-
-template <Major kMajorOf, Swizzle kSwizzle, int kStartOf = 0, uint32_t... kLeading>
-struct OperandCase {
-  static constexpr Major kMajor = kMajorOf;
-  static constexpr int kStart = kStartOf;  // bytes into the region
-  template <int kExtent>
-  static constexpr ptx::MatrixLayout kLayout = [] {
-    ptx::MatrixLayout layout = layout_of(kMajor, kSwizzle, kExtent);
-    ((layout.leading_bytes = kLeading), ...);
-    return layout;
-  }();
-};
-
-struct InRegisters {};
-
-template <class T, int kN, class A, class B>
-__global__ void __launch_bounds__(ptx::kWarpgroupThreads) wgmma_kernel(const uint32_t* in, uint32_t* out) {
-  auto& smem = shared_storage<WgmmaStorage>();
-  for (int i = thread(); i < kRegionWords; i += ptx::kWarpgroupThreads) {
-    smem.a[i] = small_pair<T>(in[i], 0);
-    smem.b[i] = small_pair<T>(in[i], 2);
-  }
-  ptx::fence_proxy_async();
-  __syncthreads();
-
-  float d[kN / 2];
-#pragma unroll
-  for (int i = 0; i < kN / 2; ++i) d[i] = small(in[(thread() * (kN / 2) + i) % kRegionWords], 4);
-  const uint64_t b = ptx::matrix_descriptor(ptx::shared_address(smem.b) + B::kStart, B::template kLayout<kN>);
-  if constexpr (std::is_same_v<A, InRegisters>) {
-    uint32_t a[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = small_pair<T>(in[thread() * 4 + i], 5);
-    ptx::wgmma_fence();
-    ptx::wgmma<T, kN, B::kMajor>(d, a, b, 1);
-  } else {
-    const uint64_t a =
-        ptx::matrix_descriptor(ptx::shared_address(smem.a) + A::kStart, A::template kLayout<ptx::kWgmmaM>);
-    ptx::wgmma_fence();
-    ptx::wgmma<T, kN, A::kMajor, B::kMajor>(d, a, b, 1);
-  }
-  ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
-  ptx::pin_registers(d);
-#pragma unroll
-  for (int i = 0; i < kN / 2; ++i) {
-    uint32_t bits;
-    memcpy(&bits, &d[i], sizeof bits);
-    out[thread() * (kN / 2) + i] = bits;
-  }
-}
-
-template <class T, int kN, class A, class B>
-std::string launch_wgmma(const uint32_t* in, uint32_t* out, void* stream) {
-  return launch_kernel(wgmma_kernel<T, kN, A, B>, 1, ptx::kWarpgroupThreads, sizeof(WgmmaStorage), stream, in, out);
-}
-
-template <class T, int kN, class A, class B>
-constexpr Probe wgmma_probe(std::string_view name) {
-  return {name, kRegionWords, ptx::kWarpgroupThreads * kN / 2, &launch_wgmma<T, kN, A, B>};
-}
 
 // --- TMA -------------------------------------------------------------------------------------------------------------
 
@@ -330,39 +228,10 @@ std::string launch_mbarrier(const uint32_t*, uint32_t* out, void* stream) {
 
 // --- the list --------------------------------------------------------------------------------------------------------
 
-template <Swizzle kSwizzle, int kStart = 0>
-using K = OperandCase<Major::kK, kSwizzle, kStart>;
-template <Swizzle kSwizzle, int kStart = 0>
-using Mn = OperandCase<Major::kMN, kSwizzle, kStart>;
 constexpr Swizzle kNone = Swizzle::kNone, k32 = Swizzle::k32B, k64 = Swizzle::k64B, k128 = Swizzle::k128B;
-using F16 = __half;
 using Bf16 = __nv_bfloat16;
 
 constexpr Probe kProbes[] = {
-    // Every layout, as A and as B.
-    wgmma_probe<Bf16, 128, K<kNone>, K<kNone>>("wgmma.k.k.none"),
-    wgmma_probe<Bf16, 128, K<k32>, K<k32>>("wgmma.k.k.32"),
-    wgmma_probe<Bf16, 128, K<k64>, K<k64>>("wgmma.k.k.64"),
-    wgmma_probe<Bf16, 128, K<k128>, K<k128>>("wgmma.k.k.128"),
-    wgmma_probe<F16, 128, Mn<kNone>, Mn<kNone>>("wgmma.mn.mn.none"),
-    wgmma_probe<F16, 128, Mn<k32>, Mn<k32>>("wgmma.mn.mn.32"),
-    wgmma_probe<F16, 128, Mn<k64>, Mn<k64>>("wgmma.mn.mn.64"),
-    wgmma_probe<F16, 128, Mn<k128>, Mn<k128>>("wgmma.mn.mn.128"),
-    // Operands that differ, and other widths.
-    wgmma_probe<F16, 8, K<k128>, K<k64>>("wgmma.k128.k64.n8"),
-    wgmma_probe<Bf16, 64, Mn<k64>, K<k128>>("wgmma.mn64.k128.n64"),
-    wgmma_probe<Bf16, 64, K<k32>, Mn<k128>>("wgmma.k32.mn128.n64"),
-    wgmma_probe<F16, 208, K<kNone>, Mn<k32>>("wgmma.knone.mn32.n208"),
-    wgmma_probe<Bf16, 256, Mn<kNone>, K<k128>>("wgmma.mnnone.k128.n256"),
-    wgmma_probe<F16, 256, K<k64>, Mn<k128>>("wgmma.k64.mn128.n256"),
-    // Tiles that start within an atom, as the slices of a k-tile do.
-    wgmma_probe<Bf16, 64, K<k128, 32>, K<k128, 96>>("wgmma.start.128"),
-    wgmma_probe<Bf16, 64, K<k64, 32>, K<k64, 32>>("wgmma.start.64"),
-    wgmma_probe<Bf16, 64, Mn<k128, 2048>, Mn<k128, 4096>>("wgmma.start.mn128"),
-    // A leading offset that the layout does not use.
-    wgmma_probe<Bf16, 64, OperandCase<Major::kK, k128, 0, 4096>, OperandCase<Major::kK, k64, 0, 0>>("wgmma.unused"),
-    wgmma_probe<F16, 64, InRegisters, K<k128>>("wgmma.registers.f16"),
-    wgmma_probe<Bf16, 128, InRegisters, Mn<k128>>("wgmma.registers.bf16"),
     load_probe<Bf16, kNone, 2>("tma.load.2d.none"),
     load_probe<Bf16, k32, 3>("tma.load.3d.32"),
     load_probe<Bf16, k64, 3>("tma.load.3d.64"),

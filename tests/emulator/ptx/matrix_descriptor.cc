@@ -38,32 +38,33 @@ Decoded decode(uint64_t descriptor, const char* what, Pc where) {
 }
 
 // The canonical layouts, PTX ISA, "Shared Memory Matrix Layout", "Strides"; the table is at MatrixLayout.
-uint32_t chunk_offset(const MatrixLayout& layout, Major major, uint32_t mn, uint32_t k) {
-  constexpr uint32_t kRows = 8, kElems = 8;  // of an atom, of a chunk
+uint32_t chunk_offset(const MatrixLayout& layout, Major major, uint32_t element_bytes, uint32_t mn, uint32_t k) {
+  constexpr uint32_t kRows = 8;  // of an atom
   const auto span = static_cast<uint32_t>(span_bytes(layout.swizzle));
-  const uint32_t span_elems = span / 2;
+  const uint32_t span_elems = span / element_bytes;
   const bool plain = layout.swizzle == Swizzle::kNone;
   if (major == Major::kK) {
     const uint32_t row = mn % kRows * span + mn / kRows * layout.stride_bytes;
-    return row + (plain ? k / kElems * layout.leading_bytes : k * 2);
+    return row + (plain ? k / span_elems * layout.leading_bytes : k * element_bytes);
   }
-  const uint32_t in_atom = k % kRows * span + mn % span_elems * 2;
+  const uint32_t in_atom = k % kRows * span + mn % span_elems * element_bytes;
   return in_atom + mn / span_elems * (plain ? layout.stride_bytes : layout.leading_bytes) +
          k / kRows * (plain ? layout.leading_bytes : layout.stride_bytes);
 }
 
 }  // namespace
 
-std::vector<OperandChunk> operand_chunks(uint64_t descriptor, Major major, int extent, const char* what, Pc where) {
-  constexpr int kElems = 8;
+std::vector<OperandChunk> operand_chunks(uint64_t descriptor, Major major, int element_bytes, int extent,
+                                         const char* what, Pc where) {
+  const int elems = kChunkBytes / element_bytes, depth = kWgmmaStepBytes / element_bytes;
   const Decoded decoded = decode(descriptor, what, where);
-  const int mn_step = major == Major::kMN ? kElems : 1, k_step = major == Major::kMN ? 1 : kElems;
+  const int mn_step = major == Major::kMN ? elems : 1, k_step = major == Major::kMN ? 1 : elems;
   std::vector<OperandChunk> chunks;
-  chunks.reserve(static_cast<size_t>(extent * kWgmmaK / kElems));
+  chunks.reserve(static_cast<size_t>(extent * kWgmmaStepBytes / kChunkBytes));
   for (int mn = 0; mn < extent; mn += mn_step) {
-    for (int k = 0; k < kWgmmaK; k += k_step) {
-      const uint32_t plain =
-          decoded.start + chunk_offset(decoded.layout, major, static_cast<uint32_t>(mn), static_cast<uint32_t>(k));
+    for (int k = 0; k < depth; k += k_step) {
+      const uint32_t plain = decoded.start + chunk_offset(decoded.layout, major, static_cast<uint32_t>(element_bytes),
+                                                          static_cast<uint32_t>(mn), static_cast<uint32_t>(k));
       const uint32_t address = swizzled(decoded.layout.swizzle, plain);
       chunks.push_back({shared_address(address, kChunkBytes, kChunkBytes, what, where), mn, k});
     }

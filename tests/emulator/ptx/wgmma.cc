@@ -1,16 +1,14 @@
 // wgmma. Hazards in shared memory are judged at issue; operands are read when a multiplication completes. The results
-// reach a thread's registers in its own wgmma_wait(): until then they hold a NaN, so that reading too early shows in
-// every schedule.
+// reach a thread's registers in its own wgmma_wait(): until then they hold a NaN (of int32, a large number), so that
+// reading too early shows in every schedule.
 #include "ptx/wgmma.cuh"
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cstring>
 #include <deque>
 
-#include "ptx/float_formats.h"
 #include "ptx/matrix_descriptor.h"
+#include "ptx/wgmma_product.h"
 
 namespace emu {
 namespace {
@@ -18,9 +16,10 @@ namespace {
 using jaxgemm::ptx::accumulator_element;
 using jaxgemm::ptx::ElementOf;
 using jaxgemm::ptx::fragment_a_element;
+using jaxgemm::ptx::kChunkBytes;
 using jaxgemm::ptx::kWarpgroupThreads;
-using jaxgemm::ptx::kWgmmaK;
 using jaxgemm::ptx::kWgmmaM;
+using jaxgemm::ptx::kWgmmaStepBytes;
 
 constexpr uint32_t kPoison = 0x7FDEAD00;  // a quiet NaN that no arithmetic makes
 constexpr int kWarp = 32, kRowsOfWarp = 16;
@@ -28,12 +27,12 @@ constexpr int kWarp = 32, kRowsOfWarp = 16;
 // D of multiplications that follow each other, and what its registers hold.
 struct Accumulators {
   int n = 0;
-  std::array<float*, kWarpgroupThreads> registers = {};
+  std::array<uint32_t*, kWarpgroupThreads> registers = {};
   std::array<bool, kWarpgroupThreads> delivered = {};  // the thread has waited: the registers are its own
   uint32_t last = 0;                                   // number of the last multiplication issued
-  std::vector<float> values;                           // (64, n)
+  std::vector<uint32_t> values;                        // (64, n): float32 or int32, as bits
 
-  float& value(int thread, int i) {
+  uint32_t& value(int thread, int i) {
     const ElementOf element = accumulator_element(thread, i);
     return values[static_cast<size_t>(element.row * n + element.col)];
   }
@@ -70,7 +69,7 @@ struct Lane {
   WgmmaShape shape;
   Thread* thread;
   ThreadState* state;
-  float* d;
+  uint32_t* d;
   const uint32_t* a;
   uint64_t descriptor_a, descriptor_b;
   int scale_d;
@@ -82,7 +81,7 @@ struct Multiplication {
   WgmmaShape shape;
   bool accumulate;
   std::vector<OperandChunk> chunks_a, chunks_b;
-  std::vector<float> a;  // (64, 16), if it came in registers
+  std::vector<float> a;  // (64, K), if it came in registers
   std::shared_ptr<Accumulators> d;
 };
 
@@ -155,7 +154,7 @@ std::shared_ptr<Accumulators> accumulators_of(WarpgroupState& warpgroup, const L
   auto fresh = std::make_shared<Accumulators>();
   fresh->n = n;
   fresh->delivered.fill(true);
-  fresh->values.resize(static_cast<size_t>(kWgmmaM * n), std::bit_cast<float>(kPoison));
+  fresh->values.resize(static_cast<size_t>(kWgmmaM * n), kPoison);
   for (size_t t = 0; t < lanes.size(); ++t) fresh->registers[t] = lanes[t]->d;
   return warpgroup.accumulators.emplace_back(std::move(fresh));
 }
@@ -166,16 +165,15 @@ void take_registers(Accumulators& d, const Lanes& lanes, bool accumulate, Pc whe
     const Lane& lane = *lanes[static_cast<size_t>(t)];
     bool changed = false;
     for (int i = 0; i < d.n / 2; ++i) {
-      float& value = d.value(t, i);
-      const auto bits = std::bit_cast<uint32_t>(lane.d[i]);
+      uint32_t& value = d.value(t, i);
       if (d.delivered[static_cast<size_t>(t)]) {
-        changed |= d.last != 0 && accumulate && bits != std::bit_cast<uint32_t>(value);
+        changed |= d.last != 0 && accumulate && lane.d[i] != value;
         value = lane.d[i];
-      } else if (bits != kPoison) {
+      } else if (lane.d[i] != kPoison) {
         report(Kind::kProtocol, where,
                thread_text(lane) + " changed accumulator " + std::to_string(i) + " while a wgmma was working on it");
       }
-      lane.d[i] = std::bit_cast<float>(kPoison);
+      lane.d[i] = kPoison;
     }
     d.delivered[static_cast<size_t>(t)] = false;
     check_fence(lane, changed, where);
@@ -190,21 +188,21 @@ void touch_operands(const Multiplication& op, const Lanes& lanes, Agent agent, u
     warps[w].issuer = lanes[w * kWarp]->thread;
   }
   for (const OperandChunk& chunk : op.chunks_a) {
-    touch_shared(warps[static_cast<size_t>(chunk.mn / kRowsOfWarp)], chunk.at, jaxgemm::ptx::kChunkBytes,
-                 Access::kRead);
+    touch_shared(warps[static_cast<size_t>(chunk.mn / kRowsOfWarp)], chunk.at, kChunkBytes, Access::kRead);
   }
   for (const OperandChunk& chunk : op.chunks_b) {
-    for (const Actor& warp : warps) touch_shared(warp, chunk.at, jaxgemm::ptx::kChunkBytes, Access::kRead);
+    for (const Actor& warp : warps) touch_shared(warp, chunk.at, kChunkBytes, Access::kRead);
   }
 }
 
-std::vector<float> fragment_values(const Lanes& lanes, bool bf16) {
-  std::vector<float> a(kWgmmaM * kWgmmaK);
+std::vector<float> fragment_values(const Lanes& lanes, WgmmaElement type) {
+  const int size = element_bytes(type), depth = kWgmmaStepBytes / size;
+  std::vector<float> a(static_cast<size_t>(kWgmmaM * depth));
   for (int t = 0; t < kWarpgroupThreads; ++t) {
-    for (int i = 0; i < 8; ++i) {
-      const auto bits = static_cast<uint16_t>(lanes[static_cast<size_t>(t)]->a[i / 2] >> i % 2 * 16);
-      const ElementOf element = fragment_a_element(t, i / 2, i % 2);
-      a[static_cast<size_t>(element.row * kWgmmaK + element.col)] = bf16 ? bf16_to_float(bits) : f16_to_float(bits);
+    for (int i = 0; i < 4; ++i) {
+      const ElementOf first = fragment_a_element(size, t, i, 0);
+      decode(type, &lanes[static_cast<size_t>(t)]->a[i], sizeof(uint32_t),
+             &a[static_cast<size_t>(first.row * depth + first.col)], 1);
     }
   }
   return a;
@@ -213,40 +211,25 @@ std::vector<float> fragment_values(const Lanes& lanes, bool bf16) {
 // --- completion ------------------------------------------------------------------------------------------------------
 
 // Elements (mn, k) of an operand, at mn * mn_stride + k * k_stride.
-void read_operand(const std::vector<OperandChunk>& chunks, Major major, bool bf16, float* values, int mn_stride,
+void read_operand(const std::vector<OperandChunk>& chunks, Major major, WgmmaElement type, float* values, int mn_stride,
                   int k_stride) {
   const int step = major == Major::kMN ? mn_stride : k_stride;
   for (const OperandChunk& chunk : chunks) {
-    uint16_t elements[jaxgemm::ptx::kChunkBytes / sizeof(uint16_t)];
-    std::memcpy(elements, data(chunk.at), sizeof elements);
-    float* to = values + chunk.mn * mn_stride + chunk.k * k_stride;
-    for (uint16_t element : elements) {
-      *to = bf16 ? bf16_to_float(element) : f16_to_float(element);
-      to += step;
-    }
-  }
-}
-
-// Plain float32 sums, term by term: the tensor core's own rounding is not modelled.
-void multiply(const float* a, const float* b, float* d, int n) {
-  for (int row = 0; row < kWgmmaM; ++row, d += n) {
-    for (int k = 0; k < kWgmmaK; ++k) {
-      const float factor = a[row * kWgmmaK + k];
-      for (int col = 0; col < n; ++col) d[col] += factor * b[k * n + col];
-    }
+    decode(type, data(chunk.at), kChunkBytes, values + chunk.mn * mn_stride + chunk.k * k_stride, step);
   }
 }
 
 void complete(Multiplication& op) {
-  const int n = op.shape.n;
+  const WgmmaShape& shape = op.shape;
+  const int n = shape.n, depth = kWgmmaStepBytes / element_bytes(shape.a);
   if (op.a.empty()) {
-    op.a.resize(kWgmmaM * kWgmmaK);
-    read_operand(op.chunks_a, op.shape.major_a, op.shape.bf16, op.a.data(), kWgmmaK, 1);
+    op.a.resize(static_cast<size_t>(kWgmmaM * depth));
+    read_operand(op.chunks_a, shape.major_a, shape.a, op.a.data(), depth, 1);
   }
-  std::vector<float> b(static_cast<size_t>(kWgmmaK * n));
-  read_operand(op.chunks_b, op.shape.major_b, op.shape.bf16, b.data(), 1, n);
-  if (!op.accumulate) std::fill(op.d->values.begin(), op.d->values.end(), 0.0f);
-  multiply(op.a.data(), b.data(), op.d->values.data(), n);
+  std::vector<float> b(static_cast<size_t>(depth * n));
+  read_operand(op.chunks_b, shape.major_b, shape.b, b.data(), 1, n);
+  if (!op.accumulate) std::fill(op.d->values.begin(), op.d->values.end(), 0);  // in either type
+  multiply(shape.a, op.a.data(), b.data(), op.d->values.data(), kWgmmaM, n, depth);
 }
 
 void issue(const Lanes& lanes, Pc where) {
@@ -254,13 +237,14 @@ void issue(const Lanes& lanes, Pc where) {
   const Lane& first = *lanes[0];
   WarpgroupState& warpgroup = warpgroup_of(*first.thread);
   auto op = std::make_shared<Multiplication>();
-  op->shape = first.shape;
+  const WgmmaShape& shape = op->shape = first.shape;
   op->accumulate = first.scale_d != 0;
-  op->chunks_b = operand_chunks(first.descriptor_b, first.shape.major_b, first.shape.n, "wgmma's B", where);
+  op->chunks_b = operand_chunks(first.descriptor_b, shape.major_b, element_bytes(shape.b), shape.n, "wgmma's B", where);
   if (first.a) {
-    op->a = fragment_values(lanes, first.shape.bf16);
+    op->a = fragment_values(lanes, shape.a);
   } else {
-    op->chunks_a = operand_chunks(first.descriptor_a, first.shape.major_a, kWgmmaM, "wgmma's A", where);
+    op->chunks_a =
+        operand_chunks(first.descriptor_a, shape.major_a, element_bytes(shape.a), kWgmmaM, "wgmma's A", where);
   }
   const uint32_t number = ++warpgroup.issued;
   warpgroup.where = where;
@@ -301,10 +285,11 @@ void wgmma_fence() {
   thread.fenced = thread.ever_fenced = true;
 }
 
-void wgmma(WgmmaShape shape, float* d, const uint32_t* a, uint64_t descriptor_a, uint64_t descriptor_b, int scale_d) {
+void wgmma(WgmmaShape shape, void* d, const uint32_t* a, uint64_t descriptor_a, uint64_t descriptor_b, int scale_d) {
   const Pc where = EMU_CALLER;
   Thread& thread = self();
-  Lane lane = {shape, &thread, &state<ThreadState>(thread), d, a, descriptor_a, descriptor_b, scale_d};
+  Lane lane = {shape,        &thread, &state<ThreadState>(thread), static_cast<uint32_t*>(d), a, descriptor_a,
+               descriptor_b, scale_d};
   together(warpgroup_meeting(), index_of(thread) % kWarpgroupThreads, "wgmma", where, lane, [&](auto&& lane_of) {
     Lanes lanes;
     for (int i = 0; i < kWarpgroupThreads; ++i) lanes[static_cast<size_t>(i)] = &lane_of(i);

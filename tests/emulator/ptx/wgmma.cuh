@@ -7,14 +7,23 @@
 #include <type_traits>
 
 #include "core/emu.h"
+#include "ptx/wgmma_product.h"
 #include "ptx/wgmma_types.cuh"
 
 namespace emu {
 using jaxgemm::ptx::Major;
 
+template <class A>
+inline constexpr WgmmaElement kWgmmaElement = std::is_same_v<A, __half>               ? WgmmaElement::kF16
+                                              : std::is_same_v<A, __nv_bfloat16>      ? WgmmaElement::kBf16
+                                              : std::is_same_v<A, float>              ? WgmmaElement::kTf32
+                                              : std::is_same_v<A, int8_t>             ? WgmmaElement::kS8
+                                              : std::is_same_v<A, jaxgemm::ptx::E4m3> ? WgmmaElement::kE4m3
+                                                                                      : WgmmaElement::kE5m2;
+
 struct WgmmaShape {
   int n;
-  bool bf16;
+  WgmmaElement a, b;
   Major major_a, major_b;
   bool operator==(const WgmmaShape&) const = default;
 };
@@ -22,8 +31,8 @@ struct WgmmaShape {
 EMU_NOINLINE void wgmma_fence();
 EMU_NOINLINE void wgmma_commit();
 EMU_NOINLINE void wgmma_wait(size_t pending);
-// A lies at descriptor_a, or, if `a` is not nullptr, in registers.
-EMU_NOINLINE void wgmma(WgmmaShape shape, float* d, const uint32_t* a, uint64_t descriptor_a, uint64_t descriptor_b,
+// A lies at descriptor_a, or, if `a` is not nullptr, in registers. The accumulators are float32 or int32.
+EMU_NOINLINE void wgmma(WgmmaShape shape, void* d, const uint32_t* a, uint64_t descriptor_a, uint64_t descriptor_b,
                         int scale_d);
 }  // namespace emu
 
@@ -37,21 +46,20 @@ EMU_INLINE void wgmma_wait() {
   emu::wgmma_wait(kPending);
 }
 
-template <int kRegisters>
-EMU_INLINE void pin_registers(float (&)[kRegisters]) {}
+template <class Sum, int kRegisters>
+EMU_INLINE void pin_registers(Sum (&)[kRegisters]) {}
 
-template <class T, int kN, Major kMajorA, Major kMajorB>
-EMU_INLINE void wgmma(float (&d)[kN / 2], uint64_t descriptor_a, uint64_t descriptor_b, int scale_d) {
-  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
-  static_assert(kIsWgmmaN<kN>);
-  emu::wgmma({kN, std::is_same_v<T, __nv_bfloat16>, kMajorA, kMajorB}, d, nullptr, descriptor_a, descriptor_b, scale_d);
+template <class A, class B, int kN, Major kMajorA, Major kMajorB>
+EMU_INLINE void wgmma(WgmmaSum<A> (&d)[kN / 2], uint64_t descriptor_a, uint64_t descriptor_b, int scale_d) {
+  static_assert(kIsWgmma<A, B, kN, kMajorA, kMajorB>);
+  emu::wgmma({kN, emu::kWgmmaElement<A>, emu::kWgmmaElement<B>, kMajorA, kMajorB}, d, nullptr, descriptor_a,
+             descriptor_b, scale_d);
 }
 
-template <class T, int kN, Major kMajorB>
-EMU_INLINE void wgmma(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t descriptor_b, int scale_d) {
-  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
-  static_assert(kIsWgmmaN<kN>);
-  emu::wgmma({kN, std::is_same_v<T, __nv_bfloat16>, Major::kK, kMajorB}, d, a, 0, descriptor_b, scale_d);
+template <class A, class B, int kN, Major kMajorB>
+EMU_INLINE void wgmma(WgmmaSum<A> (&d)[kN / 2], const uint32_t (&a)[4], uint64_t descriptor_b, int scale_d) {
+  static_assert(kIsWgmma<A, B, kN, kMajorB>);
+  emu::wgmma({kN, emu::kWgmmaElement<A>, emu::kWgmmaElement<B>, Major::kK, kMajorB}, d, a, 0, descriptor_b, scale_d);
 }
 
 }  // namespace jaxgemm::ptx
