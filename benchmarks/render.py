@@ -1,6 +1,7 @@
-"""Makes the README's table, the figures of docs/ladder.md, the tables per device and the plot from the result files.
+"""Makes the README's table, the figures of docs/ladder.md and docs/host_cost.md, the tables per device and the plot.
 
-``python -m benchmarks.render`` writes them; ``--check`` fails if what is committed is not what would be written.
+``python -m benchmarks.render`` writes them from the result files; ``--check`` fails if what is committed is not what
+would be written.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import plot
 from benchmarks.counter_file import SUFFIX, counter_path, load_counters
+from benchmarks.host_file import host_page, load_host
 from benchmarks.limits import LIMITS
 from benchmarks.results import Document, problem_of, validate
 from benchmarks.rungs import NOTHING_YET, inject, ladder_page
@@ -104,12 +106,14 @@ def load(directory: Path) -> dict[Path, Document]:
 
 def outdated(root: Path, write: bool) -> list[Path]:
     """The generated files that differ from what the results give; they are rewritten if ``write``."""
-    documents = load(root / "benchmarks" / "results")
-    readme, ladder = root / "README.md", root / "docs" / "ladder.md"
+    directory = root / "benchmarks" / "results"
+    documents = load(directory)
+    readme, ladder, host = root / "README.md", root / "docs" / "ladder.md", root / "docs" / "host_cost.md"
     texts = {path.with_suffix(".md"): device_page(document) for path, document in documents.items()}
     texts[readme] = inject(readme.read_text(), "ladder", readme_section(list(documents.values())), readme.name)
     counters = [load_counters(path) for path in map(counter_path, documents) if path.exists()]
     texts[ladder] = ladder_page(ladder.read_text(), list(documents.values()), counters)
+    texts[host] = host_page(host.read_text(), load_host(directory))
     changed = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     if write:
         for path in changed:
