@@ -26,7 +26,7 @@ def precisions(info: Any, dtypes: DTypes) -> tuple[str, ...]:
     """Where a kernel does something different: at each precision if it rounds float32 to TF32, else at one."""
     if dtypes[0] != "float32":
         return ("default",)
-    return ("default", "highest") if info.tf32 else ("highest",)
+    return ("default",) * info.tf32 + ("highest",) * info.highest
 
 
 def modes(info: Any) -> list[tuple[DTypes, str]]:

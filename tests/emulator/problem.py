@@ -67,7 +67,9 @@ class _Layout:
         """The elements of an array like ``self.flat`` that are the operand's."""
         if flat.size == 0:
             return flat.reshape(self.shape)
-        return as_strided(flat, self.shape, [stride * flat.itemsize for stride in self.strides])
+        # Through bits: as_strided() does not know all dtypes of ml_dtypes.
+        bits = as_strided(flat.view(f"u{flat.itemsize}"), self.shape, [stride * flat.itemsize for stride in self.strides])
+        return bits.view(flat.dtype)
 
     def operand(self, name: str, transposed: bool, batch_axis: int | None, placement: Placement) -> Operand:
         axes = [axis for axis in range(len(self.shape)) if axis != batch_axis]
