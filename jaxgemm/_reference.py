@@ -5,6 +5,10 @@ and t = c K' 2^-24. c counts float32 ulps lost per multiply-add: 1 for round-to-
 Stability of Numerical Algorithms", section 3.1), and below 1 for Hopper's tensor cores, which truncate sums of 16
 products (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021, and later models of it).
 K' adds the partial sums and the bias to K; d is the relative rounding of the operands, for TF32 only.
+
+Of 8-bit floating-point operands Hopper's tensor cores add 32 products and the sum so far with 13 bits of fraction below
+the largest of them, and truncate: 33 * 2^-13 (|lhs| |rhs|) at most for each instruction. Sums of 128 products, of four
+instructions, are added up outside, so that E grows by four times that and not with K.
 """
 
 from typing import Any
@@ -19,6 +23,8 @@ from jaxgemm._plan import DimensionNumbers
 _EXTRA_TERMS = 16
 # Operand rounding of TF32 when float32 bits are passed as they are: 10 explicit bits of fraction, truncated.
 _TF32_ROUNDING = 2.0**-10
+# Products of 8-bit floating-point numbers that one instruction adds, instructions to a sum, and the last bit of it.
+_FP8_PRODUCTS, _FP8_INSTRUCTIONS, _FP8_UNIT = 32, 4, 2.0**-13
 
 
 def reference(lhs: Any, rhs: Any, dimension_numbers: DimensionNumbers) -> tuple[jax.Array, jax.Array]:
@@ -62,6 +68,9 @@ def error_over_bound(
     lhs_dtype, out_dtype = jnp.dtype(lhs_dtype), jnp.dtype(out_dtype)
     rounding = _TF32_ROUNDING if lhs_dtype == jnp.float32 and precision == "default" else 0.0
     t = (k + _EXTRA_TERMS) * 2.0**-24 if k > 0 else 0.0
+    truncation = 0.0
+    if jnp.issubdtype(lhs_dtype, jnp.floating) and lhs_dtype.itemsize == 1:
+        truncation = min(-(-k // _FP8_PRODUCTS), _FP8_INSTRUCTIONS) * (_FP8_PRODUCTS + 1) * _FP8_UNIT
     if jnp.issubdtype(out_dtype, jnp.floating):
         info = jnp.finfo(out_dtype)
         unit, largest = float(info.eps) / 2, float(info.max)
@@ -69,10 +78,9 @@ def error_over_bound(
     else:
         unit, largest, eta = 0.0, float(jnp.iinfo(out_dtype).max), 0.0
         t = 0.0
+    relative = t / (1 - t) + 2 * rounding + truncation
     with jax.enable_x64(True):
-        return float(
-            _error_over_bound(jnp.asarray(out), exact, magnitude, t / (1 - t) + 2 * rounding, unit, largest, eta)
-        )
+        return float(_error_over_bound(jnp.asarray(out), exact, magnitude, relative, unit, largest, eta))
 
 
 @jax.jit
