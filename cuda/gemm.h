@@ -146,6 +146,13 @@ double estimated_cost(const Kernel& kernel, const Problem& problem);
 // Over how many CTAs the model splits each tile's K: what estimated_cost() assumes. 1 for a kernel without split_k.
 int64_t split_count(const KernelInfo& info, const Problem& problem);
 
+// Whether the CTAs that share a tile's K are a cluster and add up their sums among themselves, which needs no second
+// kernel. Eight CTAs make a cluster on any GPU (CUDA C++ programming guide, "Thread Block Clusters").
+inline bool reduces_in_cluster(const KernelInfo& info, int64_t splits) {
+  constexpr int64_t kMostCtas = 8;
+  return info.tma && info.cluster_ctas == 1 && splits > 1 && splits <= kMostCtas;
+}
+
 // "float32 4096x4096x4096 NN batch 1": for messages.
 std::string describe(const Problem& problem);
 

@@ -107,11 +107,11 @@ constexpr KernelInfo describe() {
 
 inline int64_t no_workspace(const Problem&) { return 0; }
 
-// Enqueues kernel<<<ctas, threads, smem_bytes, stream>>>(args...) in clusters of kClusterCtas and returns "" or CUDA's
+// Enqueues kernel<<<ctas, threads, smem_bytes, stream>>>(args...) in clusters of cluster_ctas and returns "" or CUDA's
 // own words for what failed.
-template <int kClusterCtas = 1, class... Params, class... Args>
-std::string launch_kernel(void (*kernel)(Params...), int64_t ctas, int threads, int smem_bytes, void* stream,
-                          const Args&... args) {
+template <class... Params, class... Args>
+std::string launch_clusters(int cluster_ctas, void (*kernel)(Params...), int64_t ctas, int threads, int smem_bytes,
+                            void* stream, const Args&... args) {
   constexpr int kDefaultSmemBytes = 48 * 1024;  // more must be asked for, CUDA C++ programming guide, "Shared memory"
   if (smem_bytes > kDefaultSmemBytes) {
     if (cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
@@ -126,9 +126,9 @@ std::string launch_kernel(void (*kernel)(Params...), int64_t ctas, int threads, 
   config.dynamicSmemBytes = static_cast<size_t>(smem_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute cluster = {};
-  if constexpr (kClusterCtas > 1) {
+  if (cluster_ctas > 1) {
     cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {kClusterCtas, 1, 1};
+    cluster.val.clusterDim = {static_cast<unsigned>(cluster_ctas), 1, 1};
     config.attrs = &cluster;
     config.numAttrs = 1;
   }
@@ -137,6 +137,13 @@ std::string launch_kernel(void (*kernel)(Params...), int64_t ctas, int threads, 
     return std::string("cudaLaunchKernelEx: ") + cudaGetErrorString(status);
   }
   return {};
+}
+
+// The same without clusters.
+template <class... Params, class... Args>
+std::string launch_kernel(void (*kernel)(Params...), int64_t ctas, int threads, int smem_bytes, void* stream,
+                          const Args&... args) {
+  return launch_clusters(1, kernel, ctas, threads, smem_bytes, stream, args...);
 }
 
 // How many multiprocessors the current device has. Returns "" or CUDA's own words for what failed.

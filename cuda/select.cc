@@ -7,7 +7,8 @@
 //     elements that a small tile reads again: a tile of m x n needs (1/m + 1/n) of them for each multiply-add (see
 //     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). No k-tile takes less than its latency, and all
 //     together no less than reading the operands from DRAM;
-//   tiles: filling the pipeline and writing the sums, once for each CTA in turn (whole waves of CTAs: what hangs over an
+//   tiles: filling the pipeline and writing the sums, once for each CTA in turn (whole waves of CTAs: what hangs over
+//   an
 //     edge, and the multiprocessors that a last wave leaves idle, cost as much as work);
 //   where K is split, a second kernel and the traffic of the partial sums;
 //   where operands are copied into the workspace, those copies.
@@ -68,13 +69,22 @@ constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3,
 
 constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
 
+constexpr double kClusterSumsUs = 1.5;  // of sums that the CTAs of a cluster add up
+
+// A cluster's multiprocessors are of one GPC, which has at least 16 on an H100 or H200.
+int64_t clusters_at_once(int64_t sms, int64_t ctas) {
+  constexpr int64_t kOfGpc = 16;
+  return sms / kOfGpc * (kOfGpc / ctas);
+}
+
 // Whether the rates were fitted to measurements of the family itself.
 bool calibrated(const KernelInfo& info) { return info.stages > 2; }
 
 double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, int64_t splits) {
   const Rates& rates = info.tma ? kWarpSpecialised : calibrated(info) ? kPipelined : kUnpipelined;
   const int64_t ctas = tiles * splits, sms = multiprocessors(p.sm), resident = resident_ctas(info, p.sm);
-  const int64_t share = ceil_div(ctas, sms);
+  const bool in_cluster = reduces_in_cluster(info, splits);
+  const int64_t share = in_cluster ? ceil_div(tiles, clusters_at_once(sms, splits)) : ceil_div(ctas, sms);
   const int products = p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest ? 3 : 1;  // 3xTF32
   const double k_tile = static_cast<double>(share / resident) * rates.k_tile_us(info, products, resident) +
                         rates.k_tile_us(info, products, share % resident);
@@ -83,7 +93,9 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const double tile_elements = static_cast<double>(info.cta_tile.m) * info.cta_tile.n;
   double cost = std::max(static_cast<double>(ceil_div(k_tiles, splits)) * k_tile, dram) +
                 static_cast<double>(ceil_div(share, resident)) * (rates.cta_us + rates.cta_element_us * tile_elements);
-  if (splits > 1) {
+  if (in_cluster) {
+    cost += kClusterSumsUs;
+  } else if (splits > 1) {
     const double partial_bytes = 2.0 * sizeof(float) * static_cast<double>(ctas) * tile_elements;
     cost += rates.reduce_us + partial_bytes / rates.partial_bytes_per_us;
   }

@@ -105,8 +105,7 @@ int64_t copied_bytes(const Problem& p) {
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return copied_bytes<Config>(p) +
-         SplitK(describe<Config>(), p, Config::kCtaTile).workspace_bytes(Config::kCtaTile);
+  return copied_bytes<Config>(p) + SplitK(describe<Config>(), p, Config::kCtaTile).workspace_bytes(Config::kCtaTile);
 }
 
 template <class Config>

@@ -4,30 +4,31 @@
 // registers, multiplied by four warps together (wgmma); one thread's instruction copies a whole tile (TMA). So threads
 // have roles: one warp loads, two warpgroups multiply and write, and mbarriers are all that they share
 // (mainloop/sm90_tma_wgmma.cuh). A CTA stays on its multiprocessor and takes tile after tile: the loads of the next one
-// run while this one is written (epilogue/tma_out.cuh). Pairs of CTAs share what they load of rhs (clusters).
+// run while this one is written (epilogue/tma_out.cuh). CTAs of a cluster share what they load of rhs; or, where there
+// are few tiles, K, and add up their sums through each other's shared memory (epilogue/cluster_sums.cuh).
 //
-// TMA needs rows that begin at multiples of 16 bytes, and wgmma K contiguous unless elements have 16 bits: other operands
-// are first copied into the workspace (tile/tma_operand.h).
+// TMA needs rows that begin at multiples of 16 bytes, and wgmma K contiguous unless elements have 16 bits: other
+// operands are first copied into the workspace (tile/tma_operand.h).
 //
 // Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions"; CUTLASS, "Efficient GEMM in
 // CUDA", section "Hopper Warp Specialization".
 #include <algorithm>
 
+#include "epilogue/cluster_sums.cuh"
 #include "epilogue/tma_out.cuh"
 #include "launch.cuh"
 #include "mainloop/sm90_tma_wgmma.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared_storage.cuh"
-#include "tile/scheduler.cuh"
+#include "tile/sm90_schedule.cuh"
 #include "tile/split_k.h"
 #include "tile/tensor_map.h"
-#include "tile/tma_operand.h"
 #include "tile/wgmma_op.cuh"
 
 namespace jaxgemm {
 namespace {
 
-using sm90::kWarpgroup;
+using sm90::kWarpgroup, sm90::Operands, sm90::Schedule, sm90::Shape;
 
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
@@ -52,7 +53,10 @@ struct TileConfig {
 
 template <class Config>
 struct Storage {
-  sm90::Pipeline<Config> pipeline;
+  union {
+    sm90::Pipeline<Config> pipeline;
+    ClusterSums<Config::kCtaTile.m, Config::kCtaTile.n> sums;  // over the stages, when all k-tiles have been read
+  };
   sm90::OutStaging out[Config::kConsumers];
 };
 
@@ -88,62 +92,6 @@ struct Config128x128x128 : TileConfig<128, 128, 1, 2, false, 6, 1, true> {
 };
 struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2> {
   using SharedStorage = Storage<Config128x256x128>;
-};
-
-struct Shape {
-  int64_t M, N, K;
-  bool lhs_shared, rhs_shared;  // by all batches
-  int lhs_rows;                 // of a copy
-  int plane_k;                  // see Mainloop::Work
-};
-
-// Both operands as TMA reads them.
-template <class Config>
-struct Operands {
-  TmaOperand lhs, rhs;
-
-  explicit Operands(const Problem& p) : lhs(operand(p, true)), rhs(operand(p, false)) {}
-
-  int64_t workspace_bytes() const { return lhs.workspace_bytes() + rhs.workspace_bytes(); }
-
- private:
-  static TmaOperand operand(const Problem& p, bool lhs) {
-    return {p, lhs, size_bytes(p.lhs_dtype) == 2, sm90::planes(p), Config::kTileK};
-  }
-};
-
-// What the CTAs of a cluster compute together, one part of K of one tile of the grid after the other.
-template <class Config>
-struct Schedule {
-  TileGrid grid;  // of clusters' tiles
-  SplitK split;
-  unsigned units;  // tiles times splits
-  Shape shape;
-
-  static constexpr Tile kTile = {Config::kClusterCtas * Config::kCtaTile.m, Config::kCtaTile.n, Config::kCtaTile.k};
-
-  explicit Schedule(const Problem& p)
-      : grid(kTile, p.M, p.N),
-        split(describe<Config>(), p, kTile),
-        units(static_cast<unsigned>(split.ctas())),
-        shape{p.M,
-              p.N,
-              p.K,
-              p.lhs.batch_stride == 0,
-              p.rhs.batch_stride == 0,
-              sm90::copied_lhs_rows<Config>(p, Operands<Config>(p).lhs.view().transposed),
-              static_cast<int>((p.K + Config::kTileK - 1) / Config::kTileK) * Config::kTileK} {}
-
-  template <class F>
-  __device__ void for_each(F&& f) const {
-    const unsigned clusters = gridDim.x / Config::kClusterCtas;
-    for (unsigned unit = blockIdx.x / Config::kClusterCtas; unit < units; unit += clusters) {
-      const int64_t k = unit / static_cast<unsigned>(split.tiles) * split.depth;
-      const int64_t depth = shape.K - k < split.depth ? shape.K - k : split.depth;
-      f(unit, grid.tile(unit % static_cast<unsigned>(split.tiles)), static_cast<int>(k),
-        static_cast<int>((depth + Config::kCtaTile.k - 1) / Config::kCtaTile.k));
-    }
-  }
 };
 
 // Sums that an Op does not get right, again. The code, which is long, is there once: all take turns in one register.
@@ -265,7 +213,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         if constexpr (Config::kPingPong) smem.pipeline.pass_turn(consumer);
       });
       const int row = rank * kCta.m + first_row;
-      if (partials == nullptr) {
+      if (schedule.in_cluster) {
+        if constexpr (!Config::kPingPong) ptx::barrier_sync(1 + Config::kConsumers, Config::kConsumers * kWarpgroup);
+        smem.sums.store(sums, first_row);
+      } else if (partials == nullptr) {
         const TileCoord at = {tile.batch, tile.row + row, tile.col};
         fix_sums(sums, fix, at, schedule.shape);
         write<Op>(sums, writer, out_map, tma_stores, epilogue, at, schedule.shape);
@@ -277,8 +228,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     writer.finish();
     __syncwarp();
   }
-  // The other CTA arrives at this one's mbarriers and writes to its stages until it is through.
-  if constexpr (Config::kClusterCtas > 1) ptx::cluster_sync();
+  if (schedule.in_cluster) {
+    ptx::cluster_sync();
+    const TileCoord tile = schedule.grid.tile(schedule.shared_unit() % static_cast<unsigned>(schedule.split.tiles));
+    smem.sums.template write<Config::kThreads, typename Op::Sum>(static_cast<int>(schedule.split.splits), epilogue, fix,
+                                                                 tile, schedule.shape.M, schedule.shape.N);
+  }
+  // Other CTAs arrive at this one's mbarriers, write to its stages and read its sums until they are through.
+  if (Config::kClusterCtas > 1 || schedule.in_cluster) ptx::cluster_sync();
 }
 
 template <class Config>
@@ -288,7 +245,7 @@ int64_t copied_bytes(const Problem& p) {
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return copied_bytes<Config>(p) + Schedule<Config>(p).split.workspace_bytes(Schedule<Config>::kTile);
+  return copied_bytes<Config>(p) + Schedule<Config>(p).partial_bytes();
 }
 
 struct Maps {
@@ -334,16 +291,18 @@ std::string launch_for(const GemmArgs& args) {
   if (std::string error = operands.rhs.prepare(rhs, workspace, args.stream); !error.empty()) return error;
   Maps maps;
   if (std::string error = encode(maps, lhs, rhs, operands, schedule, args); !error.empty()) return error;
-  auto* partials = schedule.split.splits == 1 ? nullptr : reinterpret_cast<typename Op::Sum*>(workspace);
-  int64_t clusters = 0;
-  if (std::string error = multiprocessors(clusters); !error.empty()) return error;
-  clusters = std::clamp<int64_t>(clusters / Config::kClusterCtas, 1, schedule.units);
+  auto* partials = schedule.partial_bytes() == 0 ? nullptr : reinterpret_cast<typename Op::Sum*>(workspace);
+  int64_t ctas = schedule.units;
+  if (!schedule.in_cluster) {
+    int64_t sms = 0;
+    if (std::string error = multiprocessors(sms); !error.empty()) return error;
+    ctas = Config::kClusterCtas * std::clamp<int64_t>(sms / Config::kClusterCtas, 1, schedule.units);
+  }
 
   const auto launch = [&]<bool kLhsTransposed, bool kRhsTransposed>() {
-    return launch_kernel<Config::kClusterCtas>(wgmma_kernel<Config, Op, kLhsTransposed, kRhsTransposed>,
-                                               Config::kClusterCtas * clusters, Config::kThreads,
-                                               describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs, maps.out,
-                                               maps.tma_stores, Epilogue(args), FixOf<Op>(args), partials, schedule);
+    return launch_clusters(schedule.cluster_ctas(), wgmma_kernel<Config, Op, kLhsTransposed, kRhsTransposed>, ctas,
+                           Config::kThreads, describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs, maps.out,
+                           maps.tma_stores, Epilogue(args), FixOf<Op>(args), partials, schedule);
   };
   std::string error;
   if constexpr (Op::kAnyMajor) {
@@ -361,8 +320,7 @@ std::string launch(const GemmArgs& args) {
 }
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>,
-                                     &copied_bytes<Config>};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>};
 
 }  // namespace
 }  // namespace jaxgemm

@@ -137,8 +137,8 @@ struct Pipeline {
   }
 };
 
-// How many rows of lhs a copy brings: those of a tile, or, unless they lie along M, as many as there are. TMA could fill
-// the others with zeros, but takes longer for them than for rows that it loads.
+// How many rows of lhs a copy brings: those of a tile, or, unless they lie along M, as many as there are. TMA could
+// fill the others with zeros, but takes longer for them than for rows that it loads.
 template <class Config>
 int copied_lhs_rows(const Problem& p, bool along_m) {
   const int64_t rows = (p.M + kAtomRows - 1) / kAtomRows * kAtomRows;

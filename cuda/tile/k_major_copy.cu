@@ -108,7 +108,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int j = 0; j < kBlock; ++j) {
         const int64_t mn = inner + row * kBlock + j;
-        if (mn < shape.mn && k < shape.padded_k) store_word<Element, kPlanes>(g_to, shape, mn, k, s_square[j][row][lane]);
+        if (mn < shape.mn && k < shape.padded_k)
+          store_word<Element, kPlanes>(g_to, shape, mn, k, s_square[j][row][lane]);
       }
     }
   }

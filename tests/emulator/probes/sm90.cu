@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(32)
 std::string launch_cluster(const uint32_t* in, uint32_t* out, void* stream) {
   CUtensorMap map;
   if (std::string error = encode<Element, kMulticastSwizzle>(map, in, 3); !error.empty()) return error;
-  return launch_kernel<kClusterCtas>(cluster_kernel, kClusterCtas, 32, sizeof(ClusterStorage), stream, map, in, out);
+  return launch_clusters(kClusterCtas, cluster_kernel, kClusterCtas, 32, sizeof(ClusterStorage), stream, map, in, out);
 }
 
 struct BarrierStorage {

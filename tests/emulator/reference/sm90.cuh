@@ -381,10 +381,9 @@ std::string launch_for(const GemmArgs& args) {
   const Shape shape = {p.M, p.N, p.K, batches(p.lhs), batches(p.rhs)};
   const TileGrid grid({Config::kClusterCtas * kTileM, kTileN, kTileK}, p.M, p.N);  // of clusters
   return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
-    return launch_kernel<Config::kClusterCtas>(sm90_kernel<Config, T, kLhsTransposed, kRhsTransposed>,
-                                               Config::kClusterCtas * grid.ctas(p.batch), Config::kThreads,
-                                               describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs, maps.out,
-                                               Epilogue(args), grid, shape);
+    return launch_clusters(Config::kClusterCtas, sm90_kernel<Config, T, kLhsTransposed, kRhsTransposed>,
+                           Config::kClusterCtas * grid.ctas(p.batch), Config::kThreads, describe<Config>().smem_bytes,
+                           args.stream, maps.lhs, maps.rhs, maps.out, Epilogue(args), grid, shape);
   });
 }
 
