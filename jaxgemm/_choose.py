@@ -14,6 +14,7 @@ from jaxgemm import _compat, _tuning
 from jaxgemm._native import _core
 from jaxgemm._plan import DimensionNumbers, Plan, make_plan
 from jaxgemm._target import device_kind, target_sm
+from jaxgemm._tuning_table import Key
 
 # What the kernels guarantee for each of XLA's dot algorithms: operand dtype that it is about, our precision.
 _ALGORITHMS = {
@@ -122,7 +123,7 @@ def native_problem(request: Request, sm: int) -> _core.Problem:
     )
 
 
-def tuning_key(request: Request, problem: _core.Problem) -> _tuning.Key | None:
+def tuning_key(request: Request, problem: _core.Problem) -> Key | None:
     """What tuning tables know the request by, None if they have no say in it."""
     precision = _kernel_precision(request.precision, request.lhs.dtype)
     if request.symbolic or precision is None:
@@ -135,6 +136,11 @@ def _why_not(name: str, problem: _core.Problem, request: Request) -> str:
     if not sentence and request.symbolic and _core.workspace_bytes(name, problem):
         return "needs a workspace, whose size symbolic dimensions do not give"
     return sentence
+
+
+def able_kernels(request: Request, problem: _core.Problem) -> list[str]:
+    """Full names of the kernels that can run a request, in ladder order."""
+    return [info.name for info in kernels() if not _why_not(info.name, problem, request)]
 
 
 def check_name(kernel: str | None) -> None:
