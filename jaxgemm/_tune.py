@@ -104,7 +104,7 @@ def canonical(key: Key, sm: int) -> Key:
 
 def empty_table(device: str) -> Table:
     """A table for what is measured now, with this software."""
-    return Table(device, __version__, jax.__version__, driver_version(), {})
+    return Table(device, __version__, _core.source_hash(), jax.__version__, driver_version(), {})
 
 
 def kernel_function(key: Key, name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:

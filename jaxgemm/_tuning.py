@@ -17,7 +17,7 @@ import jax
 
 from jaxgemm._files import device_slug
 from jaxgemm._native import _core
-from jaxgemm._tuning_table import Entry, Key, Table, TableError, other_device, other_version, read
+from jaxgemm._tuning_table import Entry, Key, Table, TableError, other_device, other_kernels, read
 
 MARGIN = 1.02
 """The model's choice stays unless it takes longer than the fastest by this factor: times repeat to some 1 %."""
@@ -95,8 +95,8 @@ def _load(path: Path, device: str, *, shipped: bool) -> Table | None:
         faults = list(table.faults[:_SHOWN_FAULTS])
         if len(table.faults) > _SHOWN_FAULTS:
             faults.append(f"{len(table.faults) - _SHOWN_FAULTS} more rows")
-        # What ships may be older than the version: it is measured again when kernels change.
-        if reason := other_device(table, device) or ("" if shipped else other_version(table)):
+        # Of what ships, rows that were measured before a kernel was changed are still the best that is known.
+        if reason := other_device(table, device) or ("" if shipped else other_kernels(table)):
             table, faults = None, [reason]
     if faults:
         ignored = "It is ignored." if table is None else "These rows are ignored."

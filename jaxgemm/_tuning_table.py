@@ -15,7 +15,6 @@ from typing import Any
 
 from jaxgemm._files import dumps, replace_text
 from jaxgemm._native import _core
-from jaxgemm._version import __version__
 
 SCHEMA = 1
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -66,17 +65,21 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One file: what it was measured on, and what ``faults`` it has; they are not among the entries."""
+    """One file: what it was measured on, and what ``faults`` it has; they are not among the entries.
+
+    ``source_hash`` is that of the kernels' sources, as the compiled module knows it.
+    """
 
     device: str
     jaxgemm: str
+    source_hash: str
     jax: str
     driver: str
     entries: Mapping[Key, Entry]
     faults: tuple[str, ...] = ()
 
 
-_HEADER = ("device", "jaxgemm", "jax", "driver")
+_HEADER = ("device", "jaxgemm", "source_hash", "jax", "driver")
 _KEY_FIELDS = tuple(field.name for field in dataclasses.fields(Key))
 _ROW_FIELDS = _KEY_FIELDS + tuple(field.name for field in dataclasses.fields(Entry))
 
@@ -192,7 +195,7 @@ def write(path: Path, table: Table) -> None:
 def merge(path: Path, table: Table) -> Table:
     """Writes ``table`` and, of problems that it does not have, the rows that ``path`` holds; returns what was written.
 
-    Rows of another device or version of jaxgemm, and a file that is no table, are replaced.
+    Rows of another device or of other kernels, and a file that is no table, are replaced.
 
     Raises:
       OSError: the file or its folder cannot be written.
@@ -201,7 +204,7 @@ def merge(path: Path, table: Table) -> Table:
         old = read(path)
     except (FileNotFoundError, TableError):
         old = None
-    if old is not None and not other_device(old, table.device) and not other_version(old):
+    if old is not None and not other_device(old, table.device) and not other_kernels(old):
         table = dataclasses.replace(table, entries={**old.entries, **table.entries})
     write(path, table)
     return table
@@ -212,7 +215,8 @@ def other_device(table: Table, device: str) -> str:
     return "" if table.device == device else f"was measured on {reprlib.repr(table.device)}, not on {device}"
 
 
-def other_version(table: Table) -> str:
-    """Says so if a table is of the kernels of another version, else ""."""
-    version = reprlib.repr(table.jaxgemm)
-    return "" if table.jaxgemm == __version__ else f"was measured with jaxgemm {version}, this is {__version__}"
+def other_kernels(table: Table) -> str:
+    """Says so if a table is not about the kernels of this build, else ""."""
+    if table.source_hash == _core.source_hash():
+        return ""
+    return f"was measured with the kernels of another build, of jaxgemm {reprlib.repr(table.jaxgemm)}"
