@@ -297,6 +297,12 @@ def test_a_broken_file_is_reported_once_and_ignored(machine: Machine, name: str)
     assert machine.user.exists(), "it is the user's"
 
 
+def test_a_named_kernel_reads_no_table(machine: Machine) -> None:
+    machine.give(user=b"?")
+    assert told(lambda: chosen(kernel=FIRST)) == []
+    assert len(told(chosen)) == 1
+
+
 @pytest.mark.parametrize("place", ["folder", "pipe", "unreadable", "loop", "file in a folder's place"])
 def test_what_is_no_file_is_reported_once_and_ignored(machine: Machine, place: str) -> None:
     machine.give(shipped=document([row(SECOND)]))
