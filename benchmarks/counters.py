@@ -30,9 +30,10 @@ from benchmarks.counter_file import (
     make_counter_row,
     merged,
 )
-from benchmarks.results import RESULTS, Row, current_header, device_slug, dumps, full_name, problem_of
+from benchmarks.results import RESULTS, Row, current_header, full_name, problem_of
 from benchmarks.shapes import LADDER_SIZE, OUT_DTYPES, Problem, ladder
 from benchmarks.tables import fastest_of_families
+from jaxgemm._files import device_slug, dumps
 
 TARGET = "benchmarks.counters_target"
 NCU_LIMIT_S = 300

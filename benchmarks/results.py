@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import os
 import re
-import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any, TypeAlias, TypedDict, cast
 
 from benchmarks.shapes import Problem
 from benchmarks.trees import REPOSITORY, evidence_trees
+from jaxgemm._files import driver_version, dumps, replace_text
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 
@@ -139,19 +138,6 @@ def geomean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def device_slug(device: str) -> str:
-    """File name of a device: "NVIDIA H200" gives "nvidia-h200"."""
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-
-
-def _driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
 def _cuda(platform_version: str) -> str:
     """The CUDA version ("13.0") in what PJRT says of its platform ("... cuda 13000")."""
     found = re.search(r"cuda (\d+)", platform_version)
@@ -165,7 +151,7 @@ def current_header() -> Header:
     device = jax.devices()[0]
     return {
         "device": device.device_kind,
-        "driver": _driver(),
+        "driver": driver_version(),
         "cuda": _cuda(device.client.platform_version),
         "jax": jax.__version__,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -210,15 +196,4 @@ class ResultFile:
         rows = [old for old in self.document["rows"] if key_of(old) != key_of(row)]
         self.document["rows"] = sorted([*rows, row], key=self.rank)
         validate(self.document)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.write_text(dumps(self.document))
-        temporary.replace(self.path)
-
-
-def dumps(document: Mapping[str, Any]) -> str:
-    """JSON with one row per line, so that a diff shows which rows moved."""
-    header = {name: value for name, value in document.items() if name != "rows"}
-    head = json.dumps(header, indent=2).removesuffix("\n}")
-    rows = ",\n".join("    " + json.dumps(row) for row in document["rows"])
-    return f'{head},\n  "rows": [\n{rows}\n  ]\n}}\n' if rows else json.dumps(document, indent=2) + "\n"
+        replace_text(self.path, dumps(self.document))

@@ -10,11 +10,13 @@ from jaxgemm._choose import Explanation, explain, kernels
 from jaxgemm._dot_general import dot_general
 from jaxgemm._lowering import CpuFallbackWarning
 from jaxgemm._matmul import einsum, matmul
+from jaxgemm._tuning import TuningWarning
 from jaxgemm._version import __version__
 
 __all__ = [
     "CpuFallbackWarning",
     "Explanation",
+    "TuningWarning",
     "__version__",
     "dot_general",
     "einsum",

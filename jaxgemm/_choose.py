@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgemm import _compat
+from jaxgemm import _compat, _tuning
 from jaxgemm._native import _core
 from jaxgemm._plan import DimensionNumbers, Plan, make_plan
-from jaxgemm._target import target_sm
+from jaxgemm._target import device_kind, target_sm
+from jaxgemm._tuning_table import Key
 
 # What the kernels guarantee for each of XLA's dot algorithms: operand dtype that it is about, our precision.
 _ALGORITHMS = {
@@ -96,7 +97,8 @@ def _why_no_problem(request: Request) -> str:
     return ""
 
 
-def _problem(request: Request, sm: int) -> _core.Problem:
+def native_problem(request: Request, sm: int) -> _core.Problem:
+    """The request as kernels see it, on a GPU of compute capability ``sm`` / 10; they can be asked about it."""
     plan = request.plan()
     precision = _kernel_precision(request.precision, request.lhs.dtype)
     assert precision is not None  # _why_no_problem was asked first
@@ -121,11 +123,24 @@ def _problem(request: Request, sm: int) -> _core.Problem:
     )
 
 
+def tuning_key(request: Request, problem: _core.Problem) -> Key | None:
+    """What tuning tables know the request by, None if they have no say in it."""
+    precision = _kernel_precision(request.precision, request.lhs.dtype)
+    if request.symbolic or precision is None:
+        return None
+    return _tuning.key_of(problem, (request.lhs.dtype.name, request.rhs.dtype.name, request.out.dtype.name), precision)
+
+
 def _why_not(name: str, problem: _core.Problem, request: Request) -> str:
     sentence = _core.why_not(name, problem)
     if not sentence and request.symbolic and _core.workspace_bytes(name, problem):
         return "needs a workspace, whose size symbolic dimensions do not give"
     return sentence
+
+
+def able_kernels(request: Request, problem: _core.Problem) -> list[str]:
+    """Full names of the kernels that can run a request, in ladder order."""
+    return [info.name for info in kernels() if not _why_not(info.name, problem, request)]
 
 
 def check_name(kernel: str | None) -> None:
@@ -140,7 +155,7 @@ def check_name(kernel: str | None) -> None:
         raise ValueError(f"kernel={kernel!r} is none of this build's kernels: {', '.join(known)}.{hint}")
 
 
-def _preference(problem: _core.Problem) -> Callable[[str], tuple[int, float, int]]:
+def preference(problem: _core.Problem) -> Callable[[str], tuple[int, float, int]]:
     """The key that sorts names of kernels as ``select`` prefers them: late rungs (those with a pipeline are one), then
     cheap, then late ones.
     """
@@ -172,8 +187,21 @@ def _reason(name: str, asked: str | None, able: list[str]) -> str:
     return f"{rung}, {config} the fastest by the model of its {configs} configurations that can"
 
 
+def _measured(request: Request, problem: _core.Problem, family: str | None, able: list[str]) -> tuple[str, str] | None:
+    """The kernel that was measured the fastest, and who says so; None where no table does."""
+    device = device_kind(problem.sm)
+    key = None if device is None else tuning_key(request, problem)
+    if device is None or key is None:
+        return None
+    for entry, reason in _tuning.find(key, device):
+        if entry.kernel in able and family in (None, entry.kernel.partition(":")[0]):
+            return entry.kernel, reason
+    return None
+
+
 def choose(request: Request, kernel: str | None, sm: int) -> Choice:
-    """The kernel for a request on a GPU of compute capability ``sm`` / 10.
+    """The kernel for a request on a GPU of compute capability ``sm`` / 10: a measured one if that is the attached GPU
+    and a tuning table knows the problem, else the model's.
 
     Args:
       kernel: None to choose among all, or the name of a kernel or family, which is then run or refused.
@@ -187,12 +215,12 @@ def choose(request: Request, kernel: str | None, sm: int) -> Choice:
         if kernel is not None:
             raise ValueError(f"kernel={kernel!r} cannot run this: {no_problem}. Leave kernel=None for XLA's own dot.")
         return Choice(None, no_problem)
-    problem = _problem(request, sm)
+    problem = native_problem(request, sm)
     verdicts = {info.name: _why_not(info.name, problem, request) for info in kernels()}
     able = [name for name, sentence in verdicts.items() if not sentence]
     name = kernel if kernel in verdicts else _core.select(problem, kernel or "")
     if kernel is None and able and name not in able:  # select() does not know what symbolic dimensions forbid
-        name = min(able, key=_preference(problem))
+        name = min(able, key=preference(problem))
     if not name or name not in able:
         if kernel is None:
             return Choice(None, f"no kernel takes {problem}")
@@ -201,7 +229,9 @@ def choose(request: Request, kernel: str | None, sm: int) -> Choice:
         raise ValueError(f"kernel={kernel!r} cannot run {problem}: it {why}; {can}.")
     precision = _kernel_precision(request.precision, request.lhs.dtype)
     assert precision is not None
-    return Choice(name, _reason(name, kernel, able), precision, _core.workspace_bytes(name, problem))
+    measured = None if name == kernel else _measured(request, problem, kernel, able)
+    name, reason = measured or (name, _reason(name, kernel, able))
+    return Choice(name, reason, precision, _core.workspace_bytes(name, problem))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,9 +271,9 @@ def explain_request(request: Request, kernel: str | None, sm: int) -> Explanatio
     if no_problem:
         text = f"{request.lhs.dtype.name}{list(request.lhs.shape)} x {request.rhs.dtype.name}{list(request.rhs.shape)}"
         return Explanation(None, no_problem, text, {info.name: no_problem for info in kernels()})
-    problem = _problem(request, sm)
+    problem = native_problem(request, sm)
     candidates = {info.name: _why_not(info.name, problem, request) for info in kernels()}
-    able = sorted((name for name, why in candidates.items() if not why), key=_preference(problem))
+    able = sorted((name for name, why in candidates.items() if not why), key=preference(problem))
     able.sort(key=lambda name: name != choice.kernel)  # the caller may have named another one
     costs = {name: _core.estimated_cost(name, problem) for name in able}
     chosen = costs.get(choice.kernel or "") or 1.0  # an empty problem costs nothing

@@ -44,3 +44,9 @@ def target_sm() -> int:
             "use jnp.matmul on this machine"
         )
     return sm
+
+
+def device_kind(sm: int) -> str | None:
+    """Name of the attached GPU that kernels are chosen for; None if there is none, or not one of ``sm`` / 10."""
+    gpu = attached_gpu()
+    return gpu[1] if gpu is not None and gpu[0] == sm else None

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from benchmarks import bench, checks, peers, results, shapes
 from jaxgemm import _timing
+from jaxgemm._files import device_slug
 from tests.benchmark_data import HEADER
 
 
@@ -169,7 +170,7 @@ def test_command_line_protects_the_choosers_rows(capsys: pytest.CaptureFixture[s
 
 
 def test_header_fields() -> None:
-    assert results.device_slug("NVIDIA H200") == "nvidia-h200"
+    assert device_slug("NVIDIA H200") == "nvidia-h200"
     assert results._cuda("PJRT C API\ncuda 13000") == "13.0"
     assert results._cuda("cuda 12090") == "12.9"
     header = results.current_header()

@@ -28,6 +28,14 @@ def test_version_is_that_of_the_installed_distribution():
     assert jaxgemm.__version__ == importlib.metadata.version("jaxgemm")
 
 
+def test_distribution_has_the_tuning_tables():
+    tables = {f"jaxgemm/tuning/{path.name}" for path in (ROOT / "jaxgemm" / "tuning").glob("*.json")}
+    assert "jaxgemm/tuning/nvidia-h200.json" in tables
+    files = {str(path) for path in importlib.metadata.files("jaxgemm") or []}
+    if "jaxgemm/_tuning.py" in files:  # an editable installation lists no file of the package
+        assert tables <= files
+
+
 def test_module_has_a_stable_abi_from_python_3_12_on():
     expected = ".abi3.so" if sys.version_info >= (3, 12) else ".cpython-311-"
     assert expected in Path(_core.__file__).name
