@@ -207,7 +207,7 @@ struct Mainloop {
 #pragma unroll
       for (auto& sum : block) sum = 0;
     }
-    if constexpr (Op::kSumsApart) {
+    if constexpr (Op::kKTilesApart > 0) {
       multiply_apart(sums, s_pipeline, ring, first_row, k_tiles);
       return all_issued();
     }
@@ -234,18 +234,27 @@ struct Mainloop {
   __device__ static void multiply_apart(Sums& sums, Pipeline<Config>& s_pipeline, StageRing& ring, int first_row,
                                         int k_tiles) {
 #pragma unroll 1
-    for (int i = 0; i < k_tiles; ++i) {
-      Sums k_tile_sums;
-      ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
-      issue(k_tile_sums, s_pipeline.stages + ring.stage * kPlanes, first_row, false);
+    for (int i = 0; i < k_tiles; i += Op::kKTilesApart) {
+      Sums new_sums;
+      int previous = 0;  // stage
+#pragma unroll 1
+      for (int j = i; j < k_tiles && j < i + Op::kKTilesApart; ++j) {
+        ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
+        issue(new_sums, s_pipeline.stages + ring.stage * kPlanes, first_row, j > i);
+        if (j > i) {
+          ptx::wgmma_wait<1>();
+          s_pipeline.release(previous);
+        }
+        previous = ring.stage;
+        ring.advance();
+      }
       ptx::wgmma_wait<0>();
-      s_pipeline.release(ring.stage);
-      ring.advance();
-      pin(k_tile_sums);
+      s_pipeline.release(previous);
+      pin(new_sums);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-        for (int r = 0; r < kCta.n / 2; ++r) sums[block][r] += k_tile_sums[block][r];
+        for (int r = 0; r < kCta.n / 2; ++r) sums[block][r] += new_sums[block][r];
       }
     }
   }

@@ -32,7 +32,8 @@ struct WgmmaElement<DType::kF8E5M2> : std::type_identity<ptx::E5m2> {};
 //   kLhsDType, kRhsDType   of the operands; Lhs, Rhs are their types for wgmma
 //   Sum                    type of the accumulators
 //   kPlanes                matrices that stand for each operand, side by side along K (tile/k_major_copy.h)
-//   kSumsApart             whether each k-tile has sums of its own, which then are added to those of the others
+//   kKTilesApart           of how many k-tiles the tensor cores add up the products; sums of more are added up outside.
+//                          0: of all
 //   kRecomputes            whether some sums are to be computed again in float32 (epilogue/recompute.cuh)
 //
 // Of 8-bit floating-point numbers tensor cores add up products with some 13 bits of fraction, and truncate: over all of
@@ -44,7 +45,8 @@ struct WgmmaOp {
   using Rhs = typename WgmmaElement<RHS>::type;
   using Sum = ptx::WgmmaSum<Lhs>;
   static constexpr int kPlanes = 1;
-  static constexpr bool kSumsApart = ptx::kIsFp8<Lhs>, kRecomputes = false;
+  static constexpr int kKTilesApart = ptx::kIsFp8<Lhs> ? 4 : 0;
+  static constexpr bool kRecomputes = false;
   static_assert(sizeof(Lhs) == sizeof(Rhs));
 
   // Whether wgmma takes operands that are contiguous along M or N.
@@ -57,8 +59,8 @@ using WgmmaTf32 = WgmmaOp<DType::kF32, DType::kF32>;
 // float32 as 3xTF32, see MmaTf32x3: but x = big + small is what the copies into the workspace hold, both rounded to
 // nearest, so that a product loses at most 3 * 2^-24 of itself.
 struct WgmmaTf32x3 : WgmmaTf32 {
-  static constexpr int kPlanes = 2;
-  static constexpr bool kSumsApart = true, kRecomputes = true;
+  static constexpr int kPlanes = 2, kKTilesApart = 1;
+  static constexpr bool kRecomputes = true;
 };
 
 inline int planes(const Problem& p) {
