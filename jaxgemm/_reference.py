@@ -7,8 +7,8 @@ products (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor 
 K' adds the partial sums and the bias to K; d is the relative rounding of the operands, for TF32 only.
 
 Of 8-bit floating-point operands Hopper's tensor cores add 32 products and the sum so far with 13 bits of fraction below
-the largest of them, and truncate: 33 * 2^-13 (|lhs| |rhs|) at most for each instruction. Sums of 128 products, of four
-instructions, are added up outside, so that E grows by four times that and not with K.
+the largest of them, and truncate: 33 * 2^-13 (|lhs| |rhs|) at most for each instruction. Sums of 512 products, of 16
+instructions, are added up outside, so that E grows by 16 times that and not with K.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ _EXTRA_TERMS = 16
 # Operand rounding of TF32 when float32 bits are passed as they are: 10 explicit bits of fraction, truncated.
 _TF32_ROUNDING = 2.0**-10
 # Products of 8-bit floating-point numbers that one instruction adds, instructions to a sum, and the last bit of it.
-_FP8_PRODUCTS, _FP8_INSTRUCTIONS, _FP8_UNIT = 32, 4, 2.0**-13
+_FP8_PRODUCTS, _FP8_INSTRUCTIONS, _FP8_UNIT = 32, 16, 2.0**-13
 
 
 def reference(lhs: Any, rhs: Any, dimension_numbers: DimensionNumbers) -> tuple[jax.Array, jax.Array]:

@@ -57,12 +57,8 @@ class Measured:
         return problem(*mnk, batch=batch, layout=layout, lhs_dtype=dtype, rhs_dtype=dtype, out_dtype=dtype, sm=90)
 
     def splits(self, tile: str, sizes: Sizes) -> int:
-        """Over how many CTAs the model splits K: what the workspace is for, as these operands need no padding."""
-        info, (batch, m, n, _) = self.infos[tile], sizes
-        tile_m, tile_n, _ = info.cta_tile
-        tile_m *= info.cluster_ctas
-        tiles = batch * -(-m // tile_m) * -(-n // tile_n)
-        return max(1, _core.workspace_bytes(info.name, self.asked(sizes)) // (4 * tiles * tile_m * tile_n))
+        """Over how many CTAs the model splits K."""
+        return _core.split_count(self.infos[tile].name, self.asked(sizes))
 
 
 MEASURED = [

@@ -157,6 +157,10 @@ NB_MODULE(_core, m) {
       [](std::string_view full_name, const Problem& p) { return estimated_cost(find_or_throw(full_name), p); },
       "name"_a, "problem"_a, "What select() minimises within a family: about the microseconds on an H200.");
   m.def(
+      "split_count",
+      [](std::string_view full_name, const Problem& p) { return split_count(find_or_throw(full_name).info, p); },
+      "name"_a, "problem"_a, "Over how many CTAs the model splits each tile's K.");
+  m.def(
       "workspace_bytes",
       [](std::string_view full_name, const Problem& p) {
         const int64_t bytes = find_or_throw(full_name).workspace_bytes(p);

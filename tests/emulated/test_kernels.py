@@ -105,12 +105,17 @@ def test_schedules(emulated: Emulator, info: Any, dtypes: DTypes, precision: str
 
 @over_modes(lambda info, dtypes, _: info.split_k and dtypes == info.dtypes[0])
 def test_splits_of_several_k_tiles(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
-    """K split into parts of several k-tiles, the last of which is shorter, and as many parts as there can be."""
-    place = Placement(multiple=16 if info.tma else 1)  # where no operand is copied first
-    trial = Trial(Case(long_shape(info), "NN"), place, precision=precision)
-    result, expected = try_integers(emulated, info.name, dtypes, trial)
-    assert not faults(result, expected)
-    assert result.run.launches == 2
+    """K split into parts of several k-tiles, the last of which is shorter; by a second kernel, or within a cluster."""
+    place = Placement(multiple=16 if info.tma else 1)  # where an operand is copied for its rows only, it is not
+    clusters = info.tma and info.cluster_ctas == 1
+    second_kernel = []
+    for k_tiles in (96, 400) if clusters else (96,):
+        trial = Trial(Case(long_shape(info, k_tiles), "NT"), place, precision=precision)
+        result, expected = try_integers(emulated, info.name, dtypes, trial)
+        assert not faults(result, expected)
+        copies = 2 if info.tma and dtypes[0] == "float32" else 0
+        second_kernel.append(result.run.launches - copies == 2)
+    assert second_kernel == ([False, True] if clusters else [True])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -68,7 +68,9 @@ class _Layout:
         if flat.size == 0:
             return flat.reshape(self.shape)
         # Through bits: as_strided() does not know all dtypes of ml_dtypes.
-        bits = as_strided(flat.view(f"u{flat.itemsize}"), self.shape, [stride * flat.itemsize for stride in self.strides])
+        bits = as_strided(
+            flat.view(f"u{flat.itemsize}"), self.shape, [stride * flat.itemsize for stride in self.strides]
+        )
         return bits.view(flat.dtype)
 
     def operand(self, name: str, transposed: bool, batch_axis: int | None, placement: Placement) -> Operand:
