@@ -174,7 +174,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& smem = shared_storage<typename Config::SharedStorage>();
   const int rank = Config::kClusterCtas > 1 ? ptx::cluster_ctarank() : 0;
 
-  if (threadIdx.x == 0) smem.pipeline.init();
+  if (threadIdx.x == 0) {
+    smem.pipeline.init();
+  } else if (threadIdx.x == 32 && schedule.shape.K > 0) {
+    ptx::tma_prefetch_map(lhs_map);
+    ptx::tma_prefetch_map(rhs_map);
+    if (tma_stores) ptx::tma_prefetch_map(out_map);
+  }
   if (schedule.shape.lhs_rows < kCta.m) Loop::clear_lhs(smem.pipeline);
   if constexpr (Config::kClusterCtas > 1) {
     __syncwarp();
@@ -186,13 +192,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   typename Loop::StageRing ring;
   if (threadIdx.x < kWarpgroup) {
     if constexpr (Config::kConsumers > 1) ptx::register_dealloc<kProducerRegisters>();
+    const Shape& shape = schedule.shape;
     if (threadIdx.x == 0) {
       schedule.for_each([&](unsigned, const TileCoord& tile, int k, int k_tiles) {
-        const int batch = static_cast<int>(tile.batch), row = static_cast<int>(tile.row) + rank * kCta.m;
-        Loop::produce(smem.pipeline, ring, lhs_map, rhs_map,
-                      {row, static_cast<int>(tile.col), k, k_tiles, schedule.shape.lhs_shared ? 0 : batch,
-                       schedule.shape.rhs_shared ? 0 : batch, schedule.shape.plane_k},
-                      schedule.shape.lhs_rows * sm90::kRowBytes, rank);
+        const int batch = shape.lhs_shared ? 0 : static_cast<int>(tile.batch);
+        Loop::template produce<true>(smem.pipeline, ring, lhs_map,
+                                     {static_cast<int>(tile.row) + rank * kCta.m, k, k_tiles, batch, shape.plane_k},
+                                     Op::kPlanes * shape.lhs_rows * sm90::kRowBytes, rank);
+      });
+    } else if (threadIdx.x == 32) {
+      schedule.for_each([&](unsigned, const TileCoord& tile, int k, int k_tiles) {
+        const int batch = shape.rhs_shared ? 0 : static_cast<int>(tile.batch);
+        Loop::template produce<false>(smem.pipeline, ring, rhs_map,
+                                      {static_cast<int>(tile.col), k, k_tiles, batch, shape.plane_k},
+                                      Op::kPlanes * Loop::Rhs::kBytes, rank);
       });
     }
     __syncwarp();

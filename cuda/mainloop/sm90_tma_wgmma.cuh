@@ -1,6 +1,6 @@
-// The K loop of Hopper, in two halves that run at the same time: one thread has TMA fill a ring of stages in shared
-// memory, and warpgroups multiply what is in them with wgmma. A stage's two mbarriers hand it back and forth: `full`
-// when the copies have landed, `empty` when all have read it.
+// The K loop of Hopper, in two halves that run at the same time: a thread for each operand has TMA fill a ring of
+// stages in shared memory, and warpgroups multiply what is in them with wgmma. A stage's two mbarriers hand it back and
+// forth: `full` when the copies have landed, `empty` when all have read it.
 //
 // Operands lie in shared memory as they do in global memory, along K or, if they have 16 bits, along M or N: wgmma's
 // descriptors say which.
@@ -18,6 +18,7 @@
 namespace jaxgemm::sm90 {
 
 inline constexpr int kWarpgroup = ptx::kWarpgroupThreads;
+inline constexpr int kProducers = 2;  // threads that load: one takes longer for both operands than a small k-tile lasts
 
 // Where a walk round the ring is. Fresh `full` barriers complete their phase of parity 0 first, and a wait for the
 // opposite parity of fresh `empty` ones succeeds: see Mbarrier.
@@ -107,7 +108,7 @@ struct Pipeline {
   // By one thread, before a barrier of the cluster.
   __device__ void init() {
     for (int stage = 0; stage < kStages; ++stage) {
-      ptx::mbarrier_init(full[stage], 1);
+      ptx::mbarrier_init(full[stage], kProducers);
       ptx::mbarrier_init(empty[stage], kReaders * kClusterCtas);
     }
     if constexpr (Config::kPingPong) {
@@ -161,10 +162,10 @@ struct Mainloop {
   static constexpr int kBlocks = kCta.m / Pipeline<Config>::kReaders / ptx::kWgmmaM;
   using Sums = typename Op::Sum[kBlocks][kCta.n / 2];
 
-  // Where a tile begins in the operands, and how many k-tiles of it there are. Matrices that all batches share are
+  // Where a tile begins in an operand, and how many k-tiles of it there are. Matrices that all batches share are
   // batch 0. A second plane begins plane_k after the first.
   struct Work {
-    int row, col, k, k_tiles, lhs_batch, rhs_batch, plane_k;
+    int mn, k, k_tiles, batch, plane_k;
   };
 
   // For rows that no copy will bring. By all threads, before a barrier of the cluster.
@@ -178,20 +179,24 @@ struct Mainloop {
     ptx::fence_proxy_async();
   }
 
-  // By one thread of the CTA of this rank.
-  __device__ static void produce(Pipeline<Config>& s_pipeline, StageRing& ring, const CUtensorMap& lhs,
-                                 const CUtensorMap& rhs, const Work& work, int lhs_bytes, int rank) {
+  // By one thread of the CTA of this rank for lhs, and one for rhs.
+  template <bool kLhs>
+  __device__ static void produce(Pipeline<Config>& s_pipeline, StageRing& ring, const CUtensorMap& map,
+                                 const Work& work, int bytes, int rank) {
 #pragma unroll 1
     for (int i = 0; i < work.k_tiles; ++i) {
       ptx::Mbarrier& full = s_pipeline.full[ring.stage];
       ptx::mbarrier_wait(s_pipeline.empty[ring.stage], ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(kPlanes * (lhs_bytes + Rhs::kBytes)));
+      ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(bytes));
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane) {
         Stage& stage = s_pipeline.stages[ring.stage * kPlanes + plane];
         const int k = work.k + i * kCta.k + plane * work.plane_k;
-        Lhs::template load<1>(stage.lhs, lhs, full, work.row, k, work.lhs_batch, 0);
-        Rhs::template load<Config::kClusterCtas>(stage.rhs, rhs, full, work.col, k, work.rhs_batch, rank);
+        if constexpr (kLhs) {
+          Lhs::template load<1>(stage.lhs, map, full, work.mn, k, work.batch, 0);
+        } else {
+          Rhs::template load<Config::kClusterCtas>(stage.rhs, map, full, work.mn, k, work.batch, rank);
+        }
       }
       ring.advance();
     }
