@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.edge_shapes import Case, Shape, deep_shape, long_shape
-from tests.emulated.mutations import LAYOUTS, MUTATIONS, Mutation
+from tests.emulated.mutation import LAYOUTS, Mutation
+from tests.emulated.mutations import MUTATIONS
 from tests.emulated.support import BUDGET, affordable, fitting, in_parallel
 from tests.emulator.build import CUDA, build_variants
 from tests.emulator.conflicts import budget_trials, conflict_ratios, read_budget
@@ -84,7 +85,17 @@ def fault_of_float32(emulator: Emulator, info: KernelInfo) -> str:
         ratio = product_error_ratio(trial.case, result.out, (lhs, rhs), info.dtypes[0])
         if not result.run.clean or ratio > 1:
             return f"{info.name} {name} {trial.case}: {result.run} error {ratio:.3g} times its bound"
-    return ""
+    return fault_of_rounding(emulator, info)
+
+
+def fault_of_rounding(emulator: Emulator, info: KernelInfo) -> str:
+    """The same of operands that become TF32: to nearest, so that the errors of many products have no direction."""
+    rng = np.random.default_rng(0)
+    lhs, rhs = (rng.uniform(1, 2, shape).astype(np.float32) for shape in ((35, 400), (400, 37)))
+    trial = Trial(Case(Shape(35, 37, 400), "NN"))
+    out = trial.run(emulator, info.name, info.dtypes[0], lhs, rhs).out
+    error = float((out / trial.case.product(lhs, rhs) - 1).mean()) * 2.0**10
+    return "" if abs(error) < 0.1 else f"{info.name}: mean error {error:.3g} units of TF32"
 
 
 def more_conflicts(emulator: Emulator, info: KernelInfo) -> str:

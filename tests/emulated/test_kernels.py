@@ -38,6 +38,7 @@ def test_kernels_are_those_of_the_registry(emulated: Emulator) -> None:
             "threads",
             "min_sm",
             "tf32",
+            "highest",
             "dtypes",
             "layouts",
         ):

@@ -83,6 +83,7 @@ class KernelInfo:
     threads: int
     min_sm: int
     tf32: bool
+    highest: bool
     dtypes: tuple[tuple[str, str, str], ...]
     layouts: tuple[str, ...]
 

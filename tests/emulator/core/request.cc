@@ -23,7 +23,8 @@ std::string kernel_json(const Kernel& kernel) {
   json << "{\"name\": " << quoted(info.full_name) << ", \"family\": " << quoted(info.family)
        << ", \"cta_tile\": " << tile_json(info.cta_tile) << ", \"warp_tile\": " << tile_json(info.warp_tile)
        << ", \"stages\": " << info.stages << ", \"threads\": " << info.threads << ", \"min_sm\": " << info.min_sm
-       << ", \"tf32\": " << (info.tf32 ? "true" : "false") << ", \"dtypes\": "
+       << ", \"tf32\": " << (info.tf32 ? "true" : "false")
+       << ", \"highest\": " << (info.highest ? "true" : "false") << ", \"dtypes\": "
        << list(info.dtypes,
                [](const jaxgemm::DTypes& d) {
                  return list(std::array{d.lhs, d.rhs, d.out},
