@@ -13,7 +13,7 @@ import pytest
 from tests.edge_shapes import Case, Shape, deep_shape, long_shape
 from tests.emulated.mutation import LAYOUTS, Mutation
 from tests.emulated.mutations import MUTATIONS
-from tests.emulated.support import BUDGET, affordable, fitting, in_parallel
+from tests.emulated.support import BUDGET, affordable, cluster_shape, fitting, in_parallel
 from tests.emulator.build import CUDA, build_variants
 from tests.emulator.conflicts import budget_trials, conflict_ratios, read_budget
 from tests.emulator.library import Emulator, KernelInfo, Schedule
@@ -30,9 +30,9 @@ _PLACEMENTS = (
 )
 
 
-def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
-    """Where a broken kernel shows, and whether with a bias: whole tiles and rests of all kinds, deep and long K; what
-    most defects show in comes first.
+def trials(emulator: Emulator, info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
+    """Where a broken kernel shows, and whether with a bias: whole tiles and rests of all kinds, deep and long K, K that
+    a cluster shares; what most defects show in comes first.
     """
     tile_m, tile_n, tile_k = info.cta_tile
     shapes = [
@@ -44,6 +44,8 @@ def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
         long_shape(info),
         Shape(tile_m + 8, tile_n + 16, 2 * tile_k),
     ]
+    if shape := cluster_shape(emulator, info):
+        shapes.insert(5, shape)
     every = list(dict.fromkeys(precision for dtypes, precision in modes(info) if dtypes == info.dtypes[0]))
     for turn, layout in enumerate(LAYOUTS * 2):
         for (i, shape), precision in itertools.product(enumerate(shapes), every):
@@ -55,7 +57,7 @@ def fault_of(emulator: Emulator, info: KernelInfo) -> str:
     """The first fault of a kernel, "" if there is none."""
     if info.tf32 and (found := fault_of_float32(emulator, info)):
         return found
-    taken = affordable(info, trials(info), lambda numbered: numbered[0], 3 * BUDGET)
+    taken = affordable(info, trials(emulator, info), lambda numbered: numbered[0], 3 * BUDGET)
     for i, (trial, fused) in enumerate(taken):
         dtypes = info.dtypes[i // 2 % 2 * -1]  # the first and the last
         lhs, rhs = trial.operands(dtypes, integers)
@@ -77,7 +79,10 @@ def fault_of_float32(emulator: Emulator, info: KernelInfo) -> str:
     tile_m, tile_n, tile_k = info.cta_tile
     some = ("integers of 16 bits", "infinity", "largest")
     pairs = list(float32_extremes(np.random.default_rng(0)).items())
-    for sizes in ({"m": tile_m, "n": tile_n}, {"k": 27 * tile_k + 3}):
+    sizes_tried = [{"m": tile_m, "n": tile_n}, {"k": 27 * tile_k + 3}]
+    if shape := cluster_shape(emulator, info, "highest"):
+        sizes_tried.append({"m": shape.m, "n": shape.n, "k": shape.k})
+    for sizes in sizes_tried:
         pairs += [(name, x) for name, x in float32_extremes(np.random.default_rng(0), **sizes).items() if name in some]
     for name, (lhs, rhs) in pairs:
         trial = Trial(Case(Shape(lhs.shape[0], rhs.shape[1], lhs.shape[1]), "NN"), precision="highest")
@@ -89,8 +94,14 @@ def fault_of_float32(emulator: Emulator, info: KernelInfo) -> str:
 
 
 def fault_of_rounding(emulator: Emulator, info: KernelInfo) -> str:
-    """The same of operands that become TF32: to nearest, so that the errors of many products have no direction."""
+    """The same of how operands become TF32: to nearest, so that the errors of many products have no direction; and of
+    sums of few products, which are float32's.
+    """
     rng = np.random.default_rng(0)
+    lhs, rhs = (rng.standard_normal(shape, np.float32) for shape in ((35, 1), (1, 37)))
+    result = Trial(Case(Shape(35, 37, 1), "NN"), precision="highest").run(emulator, info.name, info.dtypes[0], lhs, rhs)
+    if found := faults(result, lhs * rhs):
+        return f"{info.name} one product: {found}"
     lhs, rhs = (rng.uniform(1, 2, shape).astype(np.float32) for shape in ((35, 400), (400, 37)))
     trial = Trial(Case(Shape(35, 37, 400), "NN"))
     out = trial.run(emulator, info.name, info.dtypes[0], lhs, rhs).out
