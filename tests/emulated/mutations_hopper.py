@@ -155,6 +155,8 @@ _SUMS = [
              file=RECOMPUTE, tile=FLOAT32),
     Mutation("wgmma", "only not finite sums recomputed", "sum - sum == 0.0f && K > kFewProducts", "sum - sum == 0.0f",
              file=RECOMPUTE, tile=FLOAT32),
+    Mutation("wgmma", "sums of other rows recomputed", "ptx::kWgmmaM + element.row, col", "ptx::kWgmmaM, col",
+             tile=FLOAT32),
     Mutation("wgmma", "sums of other columns recomputed", "col = tile.col + element.col;", "col = tile.col;",
              tile=FLOAT32),
     Mutation("wgmma", "sums to be recomputed do not rotate", "sums[block][j - 1] = sums[block][j];", ";",

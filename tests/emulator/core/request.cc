@@ -23,8 +23,8 @@ std::string kernel_json(const Kernel& kernel) {
   json << "{\"name\": " << quoted(info.full_name) << ", \"family\": " << quoted(info.family)
        << ", \"cta_tile\": " << tile_json(info.cta_tile) << ", \"warp_tile\": " << tile_json(info.warp_tile)
        << ", \"stages\": " << info.stages << ", \"threads\": " << info.threads << ", \"min_sm\": " << info.min_sm
-       << ", \"tf32\": " << (info.tf32 ? "true" : "false")
-       << ", \"highest\": " << (info.highest ? "true" : "false") << ", \"dtypes\": "
+       << ", \"tf32\": " << (info.tf32 ? "true" : "false") << ", \"highest\": " << (info.highest ? "true" : "false")
+       << ", \"dtypes\": "
        << list(info.dtypes,
                [](const jaxgemm::DTypes& d) {
                  return list(std::array{d.lhs, d.rhs, d.out},
@@ -164,7 +164,11 @@ __attribute__((visibility("default"))) const char* emu_splits(const char* kernel
                                                               int64_t k, const char* precision) {
   using namespace emu;
   return guarded([&] {
-    Problem problem = {.batch = batch, .M = m, .N = n, .K = k};
+    Problem problem = {};
+    problem.batch = batch;
+    problem.M = m;
+    problem.N = n;
+    problem.K = k;
     problem.precision = by_name<jaxgemm::Precision>(precision, kPrecisionCount);
     return splits_of(kernel_named(kernel).info, problem);
   });
