@@ -55,7 +55,7 @@ def trials(emulator: Emulator, info: KernelInfo) -> Iterator[tuple[Trial, bool]]
 
 def fault_of(emulator: Emulator, info: KernelInfo) -> str:
     """The first fault of a kernel, "" if there is none."""
-    if info.tf32 and (found := fault_of_float32(emulator, info)):
+    if info.tf32 and info.highest and (found := fault_of_float32(emulator, info)):
         return found
     taken = affordable(info, trials(emulator, info), lambda numbered: numbered[0], 3 * BUDGET)
     for i, (trial, fused) in enumerate(taken):
