@@ -2,71 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from pathlib import Path
-
-from tests.emulator.build import CUDA, only_kernels
+from tests.emulated.mutation import Mutation
+from tests.emulated.mutations_hopper import FLOAT32 as FLOAT32_COPIED
+from tests.emulated.mutations_hopper import HOPPER, K_COPY
+from tests.emulator.build import CUDA
 
 BARRIER = "__syncthreads();"
-_LAUNCH = Path("launch.cuh")
-_OTHER_LAYOUTS = re.compile(r"(case Layout::k(?:NT|TN):).*")
-LAYOUTS = ("NN", "TT")
-"""Of a mutant: each operand in either order."""
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """``old``, which the file contains once (or its ``occurrence``-th), becomes ``new``, and the family breaks."""
-
-    family: str
-    what: str
-    old: str
-    new: str
-    occurrence: int | None = None
-    file: str = ""
-    """Below cuda/; by default the family's kernels."""
-    tile: str = ""
-    """Of the one kernel of the family that is compiled and tried; by default it is the first."""
-    conflicts: bool = False
-    """Whether nothing is wrong but the number of bank conflicts."""
-
-    @property
-    def name(self) -> str:
-        return re.sub(r"\W+", "_", f"{self.family} {self.what}")
-
-    @property
-    def path(self) -> Path:
-        return Path(self.file or f"kernels/{self.family}.cu")
-
-    def texts(self) -> dict[Path, str]:
-        """The files, below cuda/, that differ: what is broken, and, to be quick to compile, without all but one of the
-        family's kernels and without the other layouts.
-        """
-        original = (CUDA / self.path).read_text()
-        places = [match.start() for match in re.finditer(re.escape(self.old), original)]
-        if self.occurrence is None:
-            assert len(places) == 1, f"{self.path} has {self.old!r} {len(places)} times"
-        at = places[self.occurrence or 0]
-        broken = {self.path: original[:at] + self.new + original[at + len(self.old) :]}
-        kernels = Path(f"kernels/{self.family}.cu")
-        text = broken.get(kernels) or (CUDA / kernels).read_text()
-        smaller = {
-            kernels: only_kernels(text, self._kept),
-            _LAUNCH: _OTHER_LAYOUTS.sub(r"\1", (CUDA / _LAUNCH).read_text()),
-        }
-        return broken | smaller
-
-    def _kept(self, rows: list[str]) -> list[str]:
-        return [row for row in rows if f"<Config{self.tile}" in row][:1]
 
 
 def _without_barriers() -> list[Mutation]:
-    files = [(path.stem, path) for path in sorted(CUDA.glob("kernels/*.cu"))]
-    files += [("mma_multistage", CUDA / MAINLOOP), ("mma_multistage", CUDA / SPLIT_K)]
+    files = [(path.stem, path, "") for path in sorted(CUDA.glob("kernels/*.cu"))]
+    files += [("mma_multistage", CUDA / MAINLOOP, ""), ("mma_multistage", CUDA / SPLIT_K, "")]
+    files += [("wgmma", CUDA / K_COPY, FLOAT32_COPIED)]
     return [
-        Mutation(family, f"no barrier {i} in {path.name}", BARRIER, "", i, str(path.relative_to(CUDA)))
-        for family, path in files
+        Mutation(family, f"no barrier {i} in {path.name}", BARRIER, "", i, str(path.relative_to(CUDA)), tile)
+        for family, path, tile in files
         for i in range(path.read_text().count(BARRIER))
     ]
 
@@ -74,7 +24,6 @@ def _without_barriers() -> list[Mutation]:
 MAINLOOP, MMA_OP = "mainloop/sm80_cp_async.cuh", "tile/mma_op.cuh"
 OPERAND_TILE, FRAGMENT = "tile/operand_tile.cuh", "tile/fragment.cuh"
 STAGED, EPILOGUE, RECOMPUTE = "epilogue/staged.cuh", "epilogue/epilogue.cuh", "epilogue/recompute.cuh"
-HOPPER_LOOP, TMA_OUT = "mainloop/sm90_tma_wgmma.cuh", "epilogue/tma_out.cuh"
 MMA_FAMILY, PAD_COPY, SPLIT_K = "tile/mma_family.cuh", "tile/pad_copy.cu", "tile/split_k.cu"
 FLOAT32 = {"mma": "64x64x16", "mma_ldmatrix": "64x64x32", "mma_multistage": "64x64x32"}
 WARPS_K = "128x128x64"  # mma_multistage's in which warps share a tile along K
@@ -218,31 +167,31 @@ _STAGED = [
     Mutation("mma_ldmatrix", "moved rows written plain", "phases.all_zero() && epilogue", "epilogue", file=MMA_FAMILY),
     Mutation("mma_ldmatrix", "float32 written as 16 bits", "!= DType::kF32)", "!= DType::kS32)", file=MMA_FAMILY),
     Mutation(
-        "mma_ldmatrix", "a row too many", "if (m >= M || n >= N) return;", "if (m > M || n >= N) return;", 0, MMA_FAMILY
+        "mma_ldmatrix", "a row too many", "if (m >= M || n >= N) return;", "if (m > M || n >= N) return;", 0, STAGED
     ),
     Mutation(
         "mma_ldmatrix", "a column left over behind the edge", "if (m >= M || n >= N) return;", "if (m >= M) return;", 1,
-        MMA_FAMILY,
+        STAGED,
     ),
     Mutation(
         "mma_ldmatrix", "no recomputing in whole tiles", "fix(sums, tile.batch, tile.row + row, tile.col + col, N);",
         "", file=MMA_FAMILY, tile=FLOAT32["mma_ldmatrix"],
     ),
     Mutation(
-        "mma_ldmatrix", "no recomputing in quads", "fix(sums, tile.batch, m, n, N);", "", file=MMA_FAMILY,
+        "mma_ldmatrix", "no recomputing in quads", "fix(sums, tile.batch, m, n, N);", "", file=STAGED,
         tile=FLOAT32["mma_ldmatrix"],
     ),
     Mutation(
         "mma_ldmatrix", "no recomputing of what is left over", "fix(sums, tile.batch, m, n, n + 1);", "",
-        file=MMA_FAMILY, tile=FLOAT32["mma_ldmatrix"],
+        file=STAGED, tile=FLOAT32["mma_ldmatrix"],
     ),
     Mutation(
         "mma_multistage", "infinities not recomputed", "rest == 0.0f && !few)", "!few)", file=RECOMPUTE,
         tile=FLOAT32["mma_multistage"],
     ),
     Mutation(
-        "mma_ldmatrix", "sums of few products not recomputed", "K <= kFewProducts;", "false;", file=RECOMPUTE,
-        tile=FLOAT32["mma_ldmatrix"],
+        "mma_ldmatrix", "sums of few products not recomputed", "few = K <= kFewProducts;", "few = false;",
+        file=RECOMPUTE, tile=FLOAT32["mma_ldmatrix"],
     ),
     Mutation(
         "mma_ldmatrix", "recomputing behind the edge", "good || col + i >= N ?", "good ?", file=RECOMPUTE,
@@ -302,54 +251,9 @@ _SPLIT_K = [
         tile=FLOAT32["mma_multistage"],
     ),
 ]  # fmt: skip
-_HOPPER = [
-    Mutation("wgmma", "too few bytes expected", "lhs_bytes + Rhs::kBytes", "lhs_bytes", file=HOPPER_LOOP),
-    Mutation("wgmma", "k-tiles read a round early", "[ring.stage], ring.parity)", "[ring.stage], ring.parity ^ 1)",
-             file=HOPPER_LOOP),
-    Mutation("wgmma", "stage released too early", "ptx::wgmma_wait<1>();", "ptx::wgmma_wait<2>();", file=HOPPER_LOOP),
-    Mutation("wgmma", "no wait for the last products", "ptx::wgmma_wait<0>();", "", file=HOPPER_LOOP),
-    Mutation("wgmma", "no fence before the products", "ptx::wgmma_fence();", "", file=HOPPER_LOOP),
-    Mutation("wgmma", "half a step along K", "ptx::kWgmmaK<Element> * kRowBytes :",
-             "ptx::kWgmmaK<Element> / 2 * kRowBytes :", file=HOPPER_LOOP),
-    Mutation("wgmma", "boxes of M too near", "kMnContiguous ? kBoxBytes : 16", "kMnContiguous ? kAtomBytes : 16",
-             file=HOPPER_LOOP, tile="64x128x64"),
-    Mutation("wgmma", "the first box twice", "mn + box * kBoxMn", "mn", file=HOPPER_LOOP, tile="64x128x64"),
-    Mutation("wgmma", "rows of the other block", "first_row + block * ptx::kWgmmaM", "first_row", file=HOPPER_LOOP,
-             tile="256x128x64"),
-    Mutation("wgmma", "rows of the other consumer", "consumer * Loop::kBlocks * ptx::kWgmmaM", "0", tile="256x128x64"),
-    Mutation("wgmma", "the other CTA not told", "mbarrier_arrive_remote(empty[stage], thread)",
-             "mbarrier_arrive(empty[stage])", file=HOPPER_LOOP, tile="128x256x64"),
-    Mutation("wgmma", "the same share for both CTAs", "const int box = rank *", "const int box = 0 *", file=HOPPER_LOOP,
-             tile="128x256x64"),
-    Mutation("wgmma", "exit before the other CTA", "if constexpr (Config::kClusterCtas > 1) ptx::cluster_sync();", "",
-             tile="128x256x64"),
-    Mutation("wgmma", "turns not waited for", "smem.pipeline.wait_for_turn(consumer, n / 2);", "", tile="128x128x64"),
-    Mutation("wgmma", "ring not moved past the other's tile", "return ring.skip(k_tiles);", "return;",
-             tile="128x128x64"),
-    Mutation("wgmma", "turns passed by one warp", "threadIdx.x % 32 == 0", "threadIdx.x % kWarpgroup == 0",
-             file=HOPPER_LOOP, tile="128x128x64"),
-    Mutation("wgmma", "tiles left out", "unit += clusters", "unit += 2 * clusters"),
-    Mutation("wgmma", "no fence before the store", "ptx::fence_proxy_async();", "", file=TMA_OUT),
-    Mutation("wgmma", "slot overwritten that is read", "wait_group_read<kOutSlots - 1>", "wait_group_read<kOutSlots>",
-             file=TMA_OUT, tile="128x256x64"),
-    Mutation("wgmma", "out not swizzled", "(chunk ^ row % 8)", "chunk", file=TMA_OUT),
-    Mutation("wgmma", "exit before the store has read", "    if (thread_ == 0) ptx::tma_wait_group_read<0>();", "",
-             file=TMA_OUT),
-    Mutation("wgmma", "the first columns in all pieces", "tile.col + piece * kStagedCols", "tile.col", file=TMA_OUT),
-    Mutation("wgmma", "sums do not take turns", "sums[i - kFragments * 4] = sums[i];", ";", file=TMA_OUT),
-    Mutation("wgmma", "chunks behind the end of rows", "p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0 &&", ""),
-    Mutation("wgmma", "rows that TMA cannot address", "view.ld * element_bytes % ptx::kChunkBytes == 0 &&", ""),
-    Mutation("wgmma", "every part of K from the beginning", "/ static_cast<unsigned>(split.tiles) * split.depth",
-             "/ static_cast<unsigned>(split.tiles) * 0"),
-    Mutation("wgmma", "partial sums of one row", "+ element.row) * kStride", ") * kStride"),
-]  # fmt: skip
-_HOPPER += [
-    Mutation("wgmma", f"no meeting {i} of a warpgroup", "      meet();", "", i, TMA_OUT)
-    for i in range((CUDA / TMA_OUT).read_text().count("      meet();"))
-]
 
 
 MUTATIONS = [
     *_without_barriers(), *_SIMT, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY, *_SPLIT_K,
-    *_HOPPER,
+    *HOPPER,
 ]  # fmt: skip

@@ -43,6 +43,23 @@ def placements(info: Any) -> list[Placement]:
     return [fitting(info, placement) for placement in PLACEMENTS]
 
 
+def cluster_shape(emulated: Emulator, info: Any, precision: str = "default") -> Shape | None:
+    """The shape of least work, whole and ragged tiles, for which a kernel splits K over the CTAs of a cluster, among
+    which rows cannot be dealt evenly. None if it never does.
+    """
+    tile_m, tile_n, tile_k = info.cta_tile
+    shapes = [
+        Shape(rows * tile_m + 3, cols * tile_n - 3, k_tiles * tile_k + 3)
+        for rows, cols, k_tiles in itertools.product((1, 2, 3), range(1, 9), range(7, 100, 4))
+    ]
+
+    def wanted(shape: Shape) -> bool:
+        splits, in_cluster = emulated.splits(info.name, shape.m, shape.n, shape.k, precision)
+        return in_cluster and splits not in (2, 4, 8) and shape.m <= shape.n
+
+    return min(filter(wanted, shapes), key=lambda shape: tiled_work(info, shape), default=None)
+
+
 BUDGET = 200_000_000
 """Multiply-adds of 16-bit operands, whole tiles counted, that one test of a kernel may take: a second of one core."""
 EDGE_BUDGET = 6 * BUDGET

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tests.edge_shapes import Case, Shape, deep_shape, long_shape
-from tests.emulated.mutations import LAYOUTS, MUTATIONS, Mutation
-from tests.emulated.support import BUDGET, affordable, fitting, in_parallel
+from tests.emulated.mutation import LAYOUTS, Mutation
+from tests.emulated.mutations import MUTATIONS
+from tests.emulated.support import BUDGET, affordable, cluster_shape, fitting, in_parallel
 from tests.emulator.build import CUDA, build_variants
 from tests.emulator.conflicts import budget_trials, conflict_ratios, read_budget
 from tests.emulator.library import Emulator, KernelInfo, Schedule
@@ -29,9 +30,9 @@ _PLACEMENTS = (
 )
 
 
-def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
-    """Where a broken kernel shows, and whether with a bias: whole tiles and rests of all kinds, deep and long K; what
-    most defects show in comes first.
+def trials(emulator: Emulator, info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
+    """Where a broken kernel shows, and whether with a bias: whole tiles and rests of all kinds, deep and long K, K that
+    a cluster shares; what most defects show in comes first.
     """
     tile_m, tile_n, tile_k = info.cta_tile
     shapes = [
@@ -43,6 +44,8 @@ def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
         long_shape(info),
         Shape(tile_m + 8, tile_n + 16, 2 * tile_k),
     ]
+    if shape := cluster_shape(emulator, info):
+        shapes.insert(5, shape)
     every = list(dict.fromkeys(precision for dtypes, precision in modes(info) if dtypes == info.dtypes[0]))
     for turn, layout in enumerate(LAYOUTS * 2):
         for (i, shape), precision in itertools.product(enumerate(shapes), every):
@@ -52,9 +55,9 @@ def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
 
 def fault_of(emulator: Emulator, info: KernelInfo) -> str:
     """The first fault of a kernel, "" if there is none."""
-    if info.tf32 and (found := fault_of_float32(emulator, info)):
+    if info.tf32 and info.highest and (found := fault_of_float32(emulator, info)):
         return found
-    taken = affordable(info, trials(info), lambda numbered: numbered[0], 3 * BUDGET)
+    taken = affordable(info, trials(emulator, info), lambda numbered: numbered[0], 3 * BUDGET)
     for i, (trial, fused) in enumerate(taken):
         dtypes = info.dtypes[i // 2 % 2 * -1]  # the first and the last
         lhs, rhs = trial.operands(dtypes, integers)
@@ -76,7 +79,10 @@ def fault_of_float32(emulator: Emulator, info: KernelInfo) -> str:
     tile_m, tile_n, tile_k = info.cta_tile
     some = ("integers of 16 bits", "infinity", "largest")
     pairs = list(float32_extremes(np.random.default_rng(0)).items())
-    for sizes in ({"m": tile_m, "n": tile_n}, {"k": 27 * tile_k + 3}):
+    sizes_tried = [{"m": tile_m, "n": tile_n}, {"k": 27 * tile_k + 3}]
+    if shape := cluster_shape(emulator, info, "highest"):
+        sizes_tried.append({"m": shape.m, "n": shape.n, "k": shape.k})
+    for sizes in sizes_tried:
         pairs += [(name, x) for name, x in float32_extremes(np.random.default_rng(0), **sizes).items() if name in some]
     for name, (lhs, rhs) in pairs:
         trial = Trial(Case(Shape(lhs.shape[0], rhs.shape[1], lhs.shape[1]), "NN"), precision="highest")
@@ -84,7 +90,23 @@ def fault_of_float32(emulator: Emulator, info: KernelInfo) -> str:
         ratio = product_error_ratio(trial.case, result.out, (lhs, rhs), info.dtypes[0])
         if not result.run.clean or ratio > 1:
             return f"{info.name} {name} {trial.case}: {result.run} error {ratio:.3g} times its bound"
-    return ""
+    return fault_of_rounding(emulator, info)
+
+
+def fault_of_rounding(emulator: Emulator, info: KernelInfo) -> str:
+    """The same of how operands become TF32: to nearest, so that the errors of many products have no direction; and of
+    sums of few products, which are float32's.
+    """
+    rng = np.random.default_rng(0)
+    lhs, rhs = (rng.standard_normal(shape, np.float32) for shape in ((35, 1), (1, 37)))
+    result = Trial(Case(Shape(35, 37, 1), "NN"), precision="highest").run(emulator, info.name, info.dtypes[0], lhs, rhs)
+    if found := faults(result, lhs * rhs):
+        return f"{info.name} one product: {found}"
+    lhs, rhs = (rng.uniform(1, 2, shape).astype(np.float32) for shape in ((35, 400), (400, 37)))
+    trial = Trial(Case(Shape(35, 37, 400), "NN"))
+    out = trial.run(emulator, info.name, info.dtypes[0], lhs, rhs).out
+    error = float((out / trial.case.product(lhs, rhs) - 1).mean()) * 2.0**10
+    return "" if abs(error) < 0.1 else f"{info.name}: mean error {error:.3g} units of TF32"
 
 
 def more_conflicts(emulator: Emulator, info: KernelInfo) -> str:

@@ -14,6 +14,7 @@ from tests.emulated.support import (
     SEEDS,
     affordable,
     assert_all_right,
+    cluster_shape,
     edge_trials,
     in_parallel,
     placements,
@@ -38,6 +39,7 @@ def test_kernels_are_those_of_the_registry(emulated: Emulator) -> None:
             "threads",
             "min_sm",
             "tf32",
+            "highest",
             "dtypes",
             "layouts",
         ):
@@ -107,15 +109,16 @@ def test_schedules(emulated: Emulator, info: Any, dtypes: DTypes, precision: str
 def test_splits_of_several_k_tiles(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
     """K split into parts of several k-tiles, the last of which is shorter; by a second kernel, or within a cluster."""
     place = Placement(multiple=16 if info.tma else 1)  # where an operand is copied for its rows only, it is not
-    clusters = info.tma and info.cluster_ctas == 1
+    shared = cluster_shape(emulated, info, precision)
+    assert (shared is not None) == (info.tma and info.cluster_ctas == 1)
     second_kernel = []
-    for k_tiles in (96, 400) if clusters else (96,):
-        trial = Trial(Case(long_shape(info, k_tiles), "NT"), place, precision=precision)
+    for shape in (shared, long_shape(info)) if shared else (long_shape(info),):
+        trial = Trial(Case(shape, "NT"), place, precision=precision)
         result, expected = try_integers(emulated, info.name, dtypes, trial)
         assert not faults(result, expected)
         copies = 2 if info.tma and dtypes[0] == "float32" else 0
         second_kernel.append(result.run.launches - copies == 2)
-    assert second_kernel == ([False, True] if clusters else [True])
+    assert second_kernel == ([False, True] if shared else [True])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

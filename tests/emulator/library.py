@@ -83,6 +83,7 @@ class KernelInfo:
     threads: int
     min_sm: int
     tf32: bool
+    highest: bool
     dtypes: tuple[tuple[str, str, str], ...]
     layouts: tuple[str, ...]
 
@@ -176,7 +177,7 @@ class Emulator:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._library = ctypes.CDLL(str(path))
-        for name in ("emu_kernels", "emu_run", "emu_probes", "emu_run_probe", "emu_why_not"):
+        for name in ("emu_kernels", "emu_run", "emu_probes", "emu_run_probe", "emu_splits", "emu_why_not"):
             getattr(self._library, name).restype = ctypes.c_char_p
 
     @functools.cached_property
@@ -220,6 +221,12 @@ class Emulator:
             ctypes.byref(schedule.native()),
         )  # fmt: skip
         return out, self._to_run(self._answer(answer), np.empty(0, np.int64))
+
+    def splits(self, kernel: str, m: int, n: int, k: int, precision: str = "default") -> tuple[int, bool]:
+        """Over how many CTAs the kernel splits K, and whether those are a cluster."""
+        sizes = [ctypes.c_int64(size) for size in (1, m, n, k)]
+        answer = self._answer(self._library.emu_splits(kernel.encode(), *sizes, precision.encode()))
+        return answer["splits"], answer["in_cluster"]
 
     def why_not(self, smem_bytes: int, sm: int) -> str:
         """The registry's sentence about a kernel that needs so much shared memory, on a GPU of ``sm``."""

@@ -23,7 +23,8 @@ std::string kernel_json(const Kernel& kernel) {
   json << "{\"name\": " << quoted(info.full_name) << ", \"family\": " << quoted(info.family)
        << ", \"cta_tile\": " << tile_json(info.cta_tile) << ", \"warp_tile\": " << tile_json(info.warp_tile)
        << ", \"stages\": " << info.stages << ", \"threads\": " << info.threads << ", \"min_sm\": " << info.min_sm
-       << ", \"tf32\": " << (info.tf32 ? "true" : "false") << ", \"dtypes\": "
+       << ", \"tf32\": " << (info.tf32 ? "true" : "false") << ", \"highest\": " << (info.highest ? "true" : "false")
+       << ", \"dtypes\": "
        << list(info.dtypes,
                [](const jaxgemm::DTypes& d) {
                  return list(std::array{d.lhs, d.rhs, d.out},
@@ -52,6 +53,7 @@ constexpr int kDTypeCount = 0 JAXGEMM_DTYPES(EMU_COUNT);
 constexpr int kActivationCount = 0 JAXGEMM_ACTIVATIONS(EMU_COUNT);
 constexpr int kPrecisionCount = 0 JAXGEMM_PRECISIONS(EMU_COUNT);
 #undef EMU_COUNT
+constexpr int kNewest = 90;  // the emulated GPU
 
 }  // namespace
 
@@ -112,11 +114,21 @@ std::string why_not_with(int smem_bytes, int sm) {
   return why_not(kernel, problem);
 }
 
+std::string splits_of(const jaxgemm::KernelInfo& info, Problem problem) {
+  const jaxgemm::DTypes& dtypes = info.dtypes.front();
+  problem.lhs_dtype = dtypes.lhs;
+  problem.rhs_dtype = dtypes.rhs;
+  problem.out_dtype = dtypes.out;
+  problem.sm = kNewest;
+  const int64_t splits = split_count(info, problem);
+  return "{\"splits\": " + std::to_string(splits) +
+         ", \"in_cluster\": " + (reduces_in_cluster(info, splits) ? "true" : "false") + "}";
+}
+
 Problem to_problem(const EmuRequest& request) {
   const auto view = [](const EmuOperand& operand) {
     return jaxgemm::MatrixView{operand.rows, operand.cols, operand.ld, operand.batch_stride, operand.transposed != 0};
   };
-  constexpr int kNewest = 90;  // the emulated GPU
   return {.batch = request.batch,
           .M = request.M,
           .N = request.N,
@@ -146,6 +158,20 @@ __attribute__((visibility("default"))) const char* emu_kernels() {
 __attribute__((visibility("default"))) const char* emu_why_not(int smem_bytes, int sm) {
   using namespace emu;
   return guarded([&] { return "{\"why_not\": " + quoted(why_not_with(smem_bytes, sm)) + "}"; });
+}
+
+__attribute__((visibility("default"))) const char* emu_splits(const char* kernel, int64_t batch, int64_t m, int64_t n,
+                                                              int64_t k, const char* precision) {
+  using namespace emu;
+  return guarded([&] {
+    Problem problem = {};
+    problem.batch = batch;
+    problem.M = m;
+    problem.N = n;
+    problem.K = k;
+    problem.precision = by_name<jaxgemm::Precision>(precision, kPrecisionCount);
+    return splits_of(kernel_named(kernel).info, problem);
+  });
 }
 
 __attribute__((visibility("default"))) const char* emu_probes() {

@@ -71,6 +71,9 @@ const jaxgemm::probes::Probe& probe_named(const char* name);
 // What why_not() would say of the ladder's first kernel if it needed this much shared memory.
 std::string why_not_with(int smem_bytes, int sm);
 
+// Over how many CTAs the kernel splits K of such a problem, and whether those are a cluster.
+std::string splits_of(const jaxgemm::KernelInfo& info, jaxgemm::Problem problem);
+
 jaxgemm::Problem to_problem(const EmuRequest& request);
 
 }  // namespace emu

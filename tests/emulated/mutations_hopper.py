@@ -1,0 +1,168 @@
+"""What test_kernel_mutations.py breaks of the wgmma family (see mutations.py)."""
+
+from __future__ import annotations
+
+from tests.emulated.mutation import Mutation
+from tests.emulator.build import CUDA
+
+LOOP, TMA_OUT, SCHEDULE = "mainloop/sm90_tma_wgmma.cuh", "epilogue/tma_out.cuh", "tile/sm90_schedule.cuh"
+CLUSTER_SUMS, RECOMPUTE = "epilogue/cluster_sums.cuh", "epilogue/recompute.cuh"
+K_COPY, TMA_OPERAND, TENSOR_MAP = "tile/k_major_copy.cu", "tile/tma_operand.h", "tile/tensor_map.cu"
+FLOAT32, BYTES = "64x128x32", "64x128x128"  # float32 at both precisions; int8 and fp8
+TURNS, CLUSTER = "128x128x64", "128x256x64"  # two consumers with a tile each; two CTAs that share rhs
+
+_RING = [
+    Mutation("wgmma", "too few bytes expected", "lhs_bytes + Rhs::kBytes", "lhs_bytes", file=LOOP),
+    Mutation("wgmma", "k-tiles read a round early", "[ring.stage], ring.parity)", "[ring.stage], ring.parity ^ 1)", 0,
+             LOOP),
+    Mutation("wgmma", "stage released too early", "ptx::wgmma_wait<1>();", "ptx::wgmma_wait<2>();", 0, LOOP),
+    Mutation("wgmma", "no wait for the last products", "ptx::wgmma_wait<0>();", "", 0, LOOP),
+    Mutation("wgmma", "no fence before the products", "ptx::wgmma_fence();", "", file=LOOP),
+    Mutation("wgmma", "half a step along K", "ptx::kWgmmaK<Element> * kRowBytes :",
+             "ptx::kWgmmaK<Element> / 2 * kRowBytes :", file=LOOP),
+    Mutation("wgmma", "boxes of M too near", "kMnContiguous ? kBoxBytes : 16", "kMnContiguous ? kAtomBytes : 16",
+             file=LOOP, tile="64x128x64"),
+    Mutation("wgmma", "the first box twice", "mn + box * kBoxMn", "mn", file=LOOP, tile="64x128x64"),
+    Mutation("wgmma", "rows of the other block", "first_row + block * ptx::kWgmmaM", "first_row", file=LOOP,
+             tile="256x128x64"),
+    Mutation("wgmma", "rows of the other consumer", "consumer * Loop::kBlocks * ptx::kWgmmaM", "0", tile="256x128x64"),
+    Mutation("wgmma", "the other CTA not told", "mbarrier_arrive_remote(empty[stage], thread)",
+             "mbarrier_arrive(empty[stage])", file=LOOP, tile=CLUSTER),
+    Mutation("wgmma", "the same share for both CTAs", "const int box = rank *", "const int box = 0 *", file=LOOP,
+             tile=CLUSTER),
+    Mutation("wgmma", "the same rows for both CTAs", "const int first = rank *", "const int first = 0 *", file=LOOP,
+             tile="128x256x128"),
+    Mutation("wgmma", "exit before the other CTA", "if (Config::kClusterCtas > 1 || schedule.in_cluster)",
+             "if (schedule.in_cluster)", tile=CLUSTER),
+    Mutation("wgmma", "turns not waited for", "smem.pipeline.wait_for_turn(consumer, n / 2);", "", tile=TURNS),
+    Mutation("wgmma", "ring not moved past the other's tile", "return ring.skip(k_tiles);", "return;", tile=TURNS),
+    Mutation("wgmma", "turns passed by one warp", "threadIdx.x % 32 == 0", "threadIdx.x % kWarpgroup == 0", file=LOOP,
+             tile=TURNS),
+    Mutation("wgmma", "tiles left out", "unit += step", "unit += 2 * step", file=SCHEDULE),
+    Mutation("wgmma", "rows that no copy brings not cleared", "if (schedule.shape.lhs_rows < kCta.m)", "if (false)"),
+    Mutation("wgmma", "half a row of bytes in a box", "static_cast<int>(span_bytes(swizzle) / size_bytes(dtype))",
+             "static_cast<int>(span_bytes(swizzle) / 2)", file=TENSOR_MAP, tile=BYTES),
+    Mutation("wgmma", "rhs of both CTAs in a box", "const int share = kCta.n / Config::kClusterCtas",
+             "const int share = kCta.n", tile="128x256x128"),
+]  # fmt: skip
+
+_OUT = [
+    Mutation("wgmma", "no fence before the store", "ptx::fence_proxy_async();", "", file=TMA_OUT),
+    Mutation("wgmma", "slot overwritten that is read", "wait_group_read<kOutSlots - 1>", "wait_group_read<kOutSlots>",
+             file=TMA_OUT, tile=CLUSTER),
+    Mutation("wgmma", "out not swizzled", "ptx::swizzled(kSwizzle, static_cast<uint32_t>(row * kRowBytes + byte))",
+             "(row * kRowBytes + byte)", file=TMA_OUT),
+    Mutation("wgmma", "exit before the store has read", "    if (thread_ == 0) ptx::tma_wait_group_read<0>();", "",
+             file=TMA_OUT),
+    Mutation("wgmma", "the first columns in all pieces", "tile.col + piece * kStagedCols", "tile.col", file=TMA_OUT),
+    Mutation("wgmma", "sums do not take turns", "sums[i - kFragments * 4] = sums[i];", ";", file=TMA_OUT),
+    Mutation("wgmma", "chunks behind the end of rows",
+             " && p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0;", ";"),
+    Mutation("wgmma", "rows that TMA cannot address", "view.ld * bytes % kTmaVectorBytes == 0 &&", "",
+             file=TMA_OPERAND),
+    Mutation("wgmma", "the first column's bias for both", "second = bias[at + 1]", "second = bias[at]", file=TMA_OUT),
+    Mutation("wgmma", "bias of the first tile", "epilogue.bias + col,", "epilogue.bias,", file=TMA_OUT),
+    Mutation("wgmma", "bias read behind its end", "if (at >= n_left) continue;", "", file=TMA_OUT),
+    Mutation("wgmma", "activations do not rotate", "sums[j] = sums[j + 4];", ";", file=TMA_OUT),
+    *(
+        Mutation("wgmma", f"no meeting {i} of a warpgroup", "      meet();", "", i, TMA_OUT)
+        for i in range((CUDA / TMA_OUT).read_text().count("      meet();"))
+    ),
+]  # fmt: skip
+
+_PARTS_OF_K = [
+    Mutation("wgmma", "every part of K from the beginning", "/ static_cast<unsigned>(split.tiles) * split.depth",
+             "/ static_cast<unsigned>(split.tiles) * 0", file=SCHEDULE),
+    Mutation("wgmma", "partial sums of one row", "+ element.row) * kStride", ") * kStride", tile=CLUSTER),
+    Mutation("wgmma", "a cluster has parts of several tiles",
+             "blockIdx.x % splits * static_cast<unsigned>(split.tiles) + blockIdx.x / splits",
+             "blockIdx.x + 0 * splits", file=SCHEDULE),
+    Mutation("wgmma", "sums of the cluster read too early", "    ptx::cluster_sync();\n    const TileCoord tile =",
+             "    const TileCoord tile ="),
+    Mutation("wgmma", "exit before its sums are read", "if (Config::kClusterCtas > 1 || schedule.in_cluster)",
+             "if (Config::kClusterCtas > 1)"),
+    Mutation("wgmma", "stages overwritten that the other consumer reads",
+             "ptx::barrier_sync(1 + Config::kConsumers, Config::kConsumers * kWarpgroup);", ";", tile="256x128x64"),
+    Mutation("wgmma", "sums of the other consumer's rows", "smem.sums.store(sums, first_row);",
+             "smem.sums.store(sums, 0);", tile="256x128x64"),
+    Mutation("wgmma", "a CTA's sums left out", "cta < ctas; ++cta", "cta < ctas - 1; ++cta", file=CLUSTER_SUMS),
+    Mutation("wgmma", "rows that are nobody's share", "(kRows + ctas - 1) / ctas", "kRows / ctas", file=CLUSTER_SUMS),
+    Mutation("wgmma", "rows of the cluster behind the end", "M - at.row < kRows ? M - at.row : kRows", "kRows",
+             file=CLUSTER_SUMS),
+    Mutation("wgmma", "no recomputing of sums of a cluster", "fix(sum, at.batch, at.row + row, at.col + col, N);", "",
+             file=CLUSTER_SUMS, tile=FLOAT32),
+]  # fmt: skip
+
+_K_COPY = [
+    Mutation("wgmma", "rows behind the last are copied", "if (row >= rows || cols <= 0) continue;",
+             "if (cols <= 0) continue;", file=K_COPY, tile=BYTES),
+    Mutation("wgmma", "K tail of a row copied", "shape.mn - mn, shape.k - k);", "shape.mn - mn, shape.padded_k - k);",
+             file=K_COPY, tile=FLOAT32),
+    Mutation("wgmma", "K tail of a column copied", "shape.k - k, shape.mn - mn);",
+             "shape.padded_k - k, shape.mn - mn);", file=K_COPY, tile=BYTES),
+    Mutation("wgmma", "words over the end of a row", "if (cols >= kBlock &&", "if (", file=K_COPY, tile=BYTES),
+    Mutation("wgmma", "words of misaligned rows", "&& reinterpret_cast<uintptr_t>(g_row) % sizeof(uint32_t) == 0", "",
+             file=K_COPY, tile=BYTES),
+    Mutation("wgmma", "bytes of rows swapped", "low23 = __byte_perm(words[2], words[3], 0x5140)",
+             "low23 = __byte_perm(words[2], words[3], 0x4150)", file=K_COPY, tile=BYTES),
+    Mutation("wgmma", "pairs of rows swapped", "words[1] = __byte_perm(low01, low23, 0x7632)",
+             "words[1] = __byte_perm(low01, low23, 0x3276)", file=K_COPY, tile=BYTES),
+    Mutation("wgmma", "squares mixed up", "kTransposes ? mn_squares : k_squares", "k_squares", file=K_COPY, tile=BYTES),
+    Mutation("wgmma", "squares in the same banks", "[kWords][kWords + 1]", "[kWords][kWords]", file=K_COPY,
+             tile=FLOAT32, conflicts=True),
+    Mutation("wgmma", "one matrix for every batch", "from + matrix * shape.from.batch_stride", "from", file=K_COPY,
+             tile=BYTES),
+    Mutation("wgmma", "one copy for every batch", "view.batch_stride == 0 ? 1 : p.batch", "1",
+             file="tile/k_major_copy.h", tile=BYTES),
+    Mutation("wgmma", "the copy of lhs overwritten", "workspace += workspace_bytes();", "", file=TMA_OPERAND,
+             tile=BYTES),
+    Mutation("wgmma", "small part not written", "if constexpr (kPlanes == 2)", "if constexpr (kPlanes > 2)",
+             file=K_COPY, tile=FLOAT32),
+    Mutation("wgmma", "big part in the small one", "to_tf32(__uint_as_float(word) - __uint_as_float(big))",
+             "to_tf32(__uint_as_float(word))", file=K_COPY, tile=FLOAT32),
+    Mutation("wgmma", "truncated to TF32", "ptx::to_tf32(__uint_as_float(word)) & kTf32Bits", "word & kTf32Bits",
+             file=K_COPY, tile=FLOAT32),
+    Mutation("wgmma", "float32 as it lies", "dtype_ == DType::kF32 ||", "", file=TMA_OPERAND, tile=FLOAT32),
+]  # fmt: skip
+
+_SUMS = [
+    Mutation("wgmma", "small times big left out", "kPlanes == 1 ? 1 : 3", "kPlanes == 1 ? 1 : 2", file=LOOP,
+             tile=FLOAT32),
+    Mutation("wgmma", "planes of rhs mixed up", "s_stages[product / 2].rhs", "s_stages[product % 2].rhs", file=LOOP,
+             tile=FLOAT32),
+    Mutation("wgmma", "the first plane twice", " + plane * work.plane_k", "", file=LOOP, tile=FLOAT32),
+    Mutation("wgmma", "the second plane at the end of K",
+             "static_cast<int>((p.K + Config::kTileK - 1) / Config::kTileK) * Config::kTileK", "static_cast<int>(p.K)",
+             file=SCHEDULE, tile=FLOAT32),
+    Mutation("wgmma", "stages of planes overlap", "[ring.stage * kPlanes + plane]", "[ring.stage + plane]", file=LOOP,
+             tile=FLOAT32),
+    Mutation("wgmma", "bytes of one plane expected", "kPlanes * (lhs_bytes + Rhs::kBytes)",
+             "(lhs_bytes + Rhs::kBytes)", file=LOOP, tile=FLOAT32),
+    Mutation("wgmma", "k-tiles apart read a round early", "[ring.stage], ring.parity)",
+             "[ring.stage], ring.parity ^ 1)", 1, LOOP, FLOAT32),
+    Mutation("wgmma", "stage apart released too early", "ptx::wgmma_wait<1>();", "ptx::wgmma_wait<2>();", 1, LOOP,
+             BYTES),
+    Mutation("wgmma", "no wait for the last products apart", "ptx::wgmma_wait<0>();", "", 1, LOOP, FLOAT32),
+    Mutation("wgmma", "the last sums apart left out", "r) sums[block][r] += new_sums[block][r];",
+             "r) sums[block][r] += i + Op::kKTilesApart < k_tiles ? new_sums[block][r] : 0;", file=LOOP, tile=BYTES),
+    Mutation("wgmma", "the last sums apart only", "sums[block][r] += new_sums[block][r];",
+             "sums[block][r] = new_sums[block][r];", file=LOOP, tile=FLOAT32),
+    Mutation("wgmma", "sums apart added to old ones", "first_row, j > i);", "first_row, true);", file=LOOP,
+             tile=BYTES),
+    Mutation("wgmma", "not finite sums not recomputed", "return rest != 0.0f || K <=", "return K <=", file=RECOMPUTE,
+             tile=FLOAT32),
+    Mutation("wgmma", "sums of few products not recomputed", "rest != 0.0f || K <= kFewProducts;", "rest != 0.0f;",
+             file=RECOMPUTE, tile=FLOAT32),
+    Mutation("wgmma", "only not finite sums recomputed", "sum - sum == 0.0f && K > kFewProducts", "sum - sum == 0.0f",
+             file=RECOMPUTE, tile=FLOAT32),
+    Mutation("wgmma", "sums of other rows recomputed", "ptx::kWgmmaM + element.row, col", "ptx::kWgmmaM, col",
+             tile=FLOAT32),
+    Mutation("wgmma", "sums of other columns recomputed", "col = tile.col + element.col;", "col = tile.col;",
+             tile=FLOAT32),
+    Mutation("wgmma", "sums to be recomputed do not rotate", "sums[block][j - 1] = sums[block][j];", ";",
+             tile=FLOAT32),
+    Mutation("wgmma", "recomputing behind the edge", "if (row < shape.M && col < shape.N) sum =", "sum =",
+             tile=FLOAT32),
+]  # fmt: skip
+
+HOPPER = [*_RING, *_OUT, *_PARTS_OF_K, *_K_COPY, *_SUMS]
