@@ -72,10 +72,11 @@ constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of oper
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
 constexpr double kClusterSumsUs = 3.47, kClusterSumsElementUs = 4.08e-5;
 
-// A cluster's multiprocessors are of one GPC, which has at least 16 on an H100 or H200.
-int64_t clusters_at_once(int64_t sms, int64_t ctas) {
-  constexpr int64_t kOfGpc = 16;
-  return sms / kOfGpc * (kOfGpc / ctas);
+// How many clusters of so many CTAs run at the same time, one CTA to a multiprocessor: what
+// cudaOccupancyMaxActiveClusters says of an H200, whose clusters have to fit its GPCs.
+int64_t clusters_at_once(int64_t ctas) {
+  constexpr std::array<int64_t, 9> kClusters = {0, 132, 66, 39, 30, 22, 17, 15, 15};
+  return kClusters[static_cast<size_t>(ctas)];
 }
 
 // Whether the rates were fitted to measurements of the family itself.
@@ -85,7 +86,7 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const Rates& rates = info.tma ? kWarpSpecialised : calibrated(info) ? kPipelined : kUnpipelined;
   const int64_t ctas = tiles * splits, sms = multiprocessors(p.sm), resident = resident_ctas(info, p.sm);
   const bool in_cluster = reduces_in_cluster(info, splits);
-  const int64_t share = in_cluster ? ceil_div(tiles, clusters_at_once(sms, splits)) : ceil_div(ctas, sms);
+  const int64_t share = in_cluster ? ceil_div(tiles, clusters_at_once(splits)) : ceil_div(ctas, sms);
   const int products = p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest ? 3 : 1;  // 3xTF32
   const double k_tile = static_cast<double>(share / resident) * rates.k_tile_us(info, products, resident) +
                         rates.k_tile_us(info, products, share % resident);

@@ -48,6 +48,7 @@ struct TileConfig {
   // Sums apart need as many registers again.
   static constexpr bool kHighest = kWarpTile.m * kWarpTile.n <= 16 * 128;
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
+  static constexpr int kTilesOfStep = CONSUMERS == 1 ? 2 : 1;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };
 
@@ -174,13 +175,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& smem = shared_storage<typename Config::SharedStorage>();
   const int rank = Config::kClusterCtas > 1 ? ptx::cluster_ctarank() : 0;
 
-  if (threadIdx.x == 0) {
-    smem.pipeline.init();
-  } else if (threadIdx.x == 32 && schedule.shape.K > 0) {
-    ptx::tma_prefetch_map(lhs_map);
-    ptx::tma_prefetch_map(rhs_map);
-    if (tma_stores) ptx::tma_prefetch_map(out_map);
-  }
+  if (threadIdx.x == 0) smem.pipeline.init();
   if (schedule.shape.lhs_rows < kCta.m) Loop::clear_lhs(smem.pipeline);
   if constexpr (Config::kClusterCtas > 1) {
     __syncwarp();
@@ -198,14 +193,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         const int batch = shape.lhs_shared ? 0 : static_cast<int>(tile.batch);
         Loop::template produce<true>(smem.pipeline, ring, lhs_map,
                                      {static_cast<int>(tile.row) + rank * kCta.m, k, k_tiles, batch, shape.plane_k},
-                                     Op::kPlanes * shape.lhs_rows * sm90::kRowBytes, rank);
+                                     shape.lhs_rows * sm90::kRowBytes, rank);
       });
     } else if (threadIdx.x == 32) {
       schedule.for_each([&](unsigned, const TileCoord& tile, int k, int k_tiles) {
         const int batch = shape.rhs_shared ? 0 : static_cast<int>(tile.batch);
         Loop::template produce<false>(smem.pipeline, ring, rhs_map,
-                                      {static_cast<int>(tile.col), k, k_tiles, batch, shape.plane_k},
-                                      Op::kPlanes * Loop::Rhs::kBytes, rank);
+                                      {static_cast<int>(tile.col), k, k_tiles, batch, shape.plane_k}, Loop::Rhs::kBytes,
+                                      rank);
       });
     }
     __syncwarp();
@@ -218,7 +213,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     schedule.for_each([&](unsigned unit, const TileCoord& tile, int, int k_tiles) {
       if constexpr (Config::kPingPong) {
         const int n = turn++;
-        if (n % 2 != consumer) return ring.skip(k_tiles);
+        if (n % 2 != consumer) return ring.skip(Loop::steps(k_tiles));
         smem.pipeline.wait_for_turn(consumer, n / 2);
       }
       typename Loop::Sums sums;

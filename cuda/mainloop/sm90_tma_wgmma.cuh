@@ -33,8 +33,8 @@ struct Ring {
     parity ^= 1;
   }
 
-  __device__ void skip(int k_tiles) {
-    const int to = stage + k_tiles;
+  __device__ void skip(int steps) {
+    const int to = stage + steps;
     stage = to % kStages;
     parity ^= static_cast<uint32_t>(to / kStages) & 1;
   }
@@ -90,8 +90,8 @@ struct OperandTile {
   }
 };
 
-// The ring. Every k-tile is read by kReaders of the warpgroups of each of kClusterCtas CTAs. Of operands that have two
-// planes, a stage of the walk takes two of these stages.
+// The ring. Every k-tile is read by kReaders of the warpgroups of each of kClusterCtas CTAs. A step of the walk may
+// take several of these stages: of operands that have two planes, or where Config::kTilesOfStep k-tiles go together.
 template <class Config>
 struct Pipeline {
   static constexpr int kStages = Config::kStages, kClusterCtas = Config::kClusterCtas;
@@ -153,9 +153,12 @@ struct Mainloop {
   static constexpr int kPlanes = Op::kPlanes;
   using Lhs = OperandTile<typename Op::Lhs, kCta.m, kLhsTransposed>;
   using Rhs = OperandTile<typename Op::Rhs, kCta.n, !kRhsTransposed>;
-  static_assert(kCta.k == Lhs::kTileK && Config::kStages % kPlanes == 0);
 
-  using StageRing = Ring<Config::kStages / kPlanes>;
+  // A step: k-tiles that are waited for once. Between two steps of a small tile the tensor cores run dry.
+  static constexpr int kTilesOfStep = kPlanes == 1 ? Config::kTilesOfStep : 1, kStagesOfStep = kTilesOfStep * kPlanes;
+  static_assert(kCta.k == Lhs::kTileK && Config::kStages % kStagesOfStep == 0);
+
+  using StageRing = Ring<Config::kStages / kStagesOfStep>;
   using Stage = typename Pipeline<Config>::Stage;
 
   // A consumer warpgroup's rows are kBlocks times those of wgmma: its share of a tile, or all of it.
@@ -179,28 +182,35 @@ struct Mainloop {
     ptx::fence_proxy_async();
   }
 
-  // By one thread of the CTA of this rank for lhs, and one for rhs.
+  // By one thread of the CTA of this rank for lhs, and one for rhs. Of the last step there may be k-tiles left over:
+  // they lie behind the end of K, where TMA finds zeros, as no other part of K begins within a step (Schedule).
   template <bool kLhs>
   __device__ static void produce(Pipeline<Config>& s_pipeline, StageRing& ring, const CUtensorMap& map,
                                  const Work& work, int bytes, int rank) {
 #pragma unroll 1
-    for (int i = 0; i < work.k_tiles; ++i) {
+    for (int i = 0; i < work.k_tiles; i += kTilesOfStep) {
       ptx::Mbarrier& full = s_pipeline.full[ring.stage];
       ptx::mbarrier_wait(s_pipeline.empty[ring.stage], ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(bytes));
+      ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(kStagesOfStep * bytes));
 #pragma unroll
-      for (int plane = 0; plane < kPlanes; ++plane) {
-        Stage& stage = s_pipeline.stages[ring.stage * kPlanes + plane];
-        const int k = work.k + i * kCta.k + plane * work.plane_k;
-        if constexpr (kLhs) {
-          Lhs::template load<1>(stage.lhs, map, full, work.mn, k, work.batch, 0);
-        } else {
-          Rhs::template load<Config::kClusterCtas>(stage.rhs, map, full, work.mn, k, work.batch, rank);
+      for (int tile = 0; tile < kTilesOfStep; ++tile) {
+#pragma unroll
+        for (int plane = 0; plane < kPlanes; ++plane) {
+          Stage& stage = s_pipeline.stages[ring.stage * kStagesOfStep + tile + plane];
+          const int k = work.k + (i + tile) * kCta.k + plane * work.plane_k;
+          if constexpr (kLhs) {
+            Lhs::template load<1>(stage.lhs, map, full, work.mn, k, work.batch, 0);
+          } else {
+            Rhs::template load<Config::kClusterCtas>(stage.rhs, map, full, work.mn, k, work.batch, rank);
+          }
         }
       }
       ring.advance();
     }
   }
+
+  // What a walk over so many k-tiles takes of the ring.
+  __device__ static int steps(int k_tiles) { return (k_tiles + kTilesOfStep - 1) / kTilesOfStep; }
 
   // sums = the rows of lhs from first_row on * rhs. One k-tile's wgmmas are in flight while the next one is waited for.
   // Calls all_issued() when the last ones are on their way.
@@ -212,15 +222,16 @@ struct Mainloop {
 #pragma unroll
       for (auto& sum : block) sum = 0;
     }
+    static_assert(Op::kKTilesApart % kTilesOfStep == 0);
     if constexpr (Op::kKTilesApart > 0) {
       multiply_apart(sums, s_pipeline, ring, first_row, k_tiles);
       return all_issued();
     }
     int previous = 0;  // stage
 #pragma unroll 1
-    for (int i = 0; i < k_tiles; ++i) {
+    for (int i = 0; i < k_tiles; i += kTilesOfStep) {
       ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
-      issue(sums, s_pipeline.stages + ring.stage * kPlanes, first_row, true);
+      issue(sums, s_pipeline.stages + ring.stage * kStagesOfStep, first_row, true);
       if (i > 0) {
         ptx::wgmma_wait<1>();
         s_pipeline.release(previous);
@@ -243,9 +254,9 @@ struct Mainloop {
       Sums new_sums;
       int previous = 0;  // stage
 #pragma unroll 1
-      for (int j = i; j < k_tiles && j < i + Op::kKTilesApart; ++j) {
+      for (int j = i; j < k_tiles && j < i + Op::kKTilesApart; j += kTilesOfStep) {
         ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
-        issue(new_sums, s_pipeline.stages + ring.stage * kPlanes, first_row, j > i);
+        issue(new_sums, s_pipeline.stages + ring.stage * kStagesOfStep, first_row, j > i);
         if (j > i) {
           ptx::wgmma_wait<1>();
           s_pipeline.release(previous);
@@ -264,22 +275,25 @@ struct Mainloop {
     }
   }
 
-  // Has the products of a k-tile computed: added to the sums, or in their place. Of two planes the products of big and
-  // small come first, and those of small and small not at all.
+  // Has the products of a step's k-tiles computed: added to the sums, or in their place. Of two planes the products of
+  // big and small come first, and those of small and small not at all.
   __device__ static void issue(Sums& sums, const Stage* s_stages, int first_row, bool add) {
     constexpr int kProducts = kPlanes == 1 ? 1 : 3;
     ptx::wgmma_fence();
 #pragma unroll
-    for (int product = kProducts - 1; product >= 0; --product) {
-      const uint64_t rhs = Rhs::descriptor(s_stages[product / 2].rhs, 0);
+    for (int tile = 0; tile < kTilesOfStep; ++tile) {
 #pragma unroll
-      for (int step = 0; step < kRowBytes / ptx::kWgmmaStepBytes; ++step) {
+      for (int product = kProducts - 1; product >= 0; --product) {
+        const uint64_t rhs = Rhs::descriptor(s_stages[tile + product / 2].rhs, 0);
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          const uint64_t lhs = Lhs::descriptor(s_stages[product % 2].lhs, first_row + block * ptx::kWgmmaM);
-          ptx::wgmma<typename Op::Lhs, typename Op::Rhs, kCta.n, Lhs::kMajor, Rhs::kMajor>(
-              sums[block], ptx::advance(lhs, step * Lhs::kStepBytes), ptx::advance(rhs, step * Rhs::kStepBytes),
-              add || product < kProducts - 1 || step > 0);
+        for (int step = 0; step < kRowBytes / ptx::kWgmmaStepBytes; ++step) {
+#pragma unroll
+          for (int block = 0; block < kBlocks; ++block) {
+            const uint64_t lhs = Lhs::descriptor(s_stages[tile + product % 2].lhs, first_row + block * ptx::kWgmmaM);
+            ptx::wgmma<typename Op::Lhs, typename Op::Rhs, kCta.n, Lhs::kMajor, Rhs::kMajor>(
+                sums[block], ptx::advance(lhs, step * Lhs::kStepBytes), ptx::advance(rhs, step * Rhs::kStepBytes),
+                add || tile > 0 || product < kProducts - 1 || step > 0);
+          }
         }
       }
     }

@@ -42,7 +42,8 @@ struct Schedule {
   unsigned units;   // tiles times splits
   Shape shape;
 
-  static constexpr Tile kTile = {Config::kClusterCtas * Config::kCtaTile.m, Config::kCtaTile.n, Config::kCtaTile.k};
+  static constexpr Tile kTile = {Config::kClusterCtas * Config::kCtaTile.m, Config::kCtaTile.n,
+                                 Config::kTilesOfStep * Config::kCtaTile.k};
 
   explicit Schedule(const Problem& p)
       : grid(kTile, p.M, p.N),

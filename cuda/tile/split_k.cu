@@ -61,10 +61,10 @@ int groups_for(int64_t splits) {
 
 SplitK::SplitK(const KernelInfo& info, const Problem& p, const Tile& tile)
     : tiles(TileGrid(tile, p.M, p.N).ctas(p.batch)) {
-  const int64_t k_tiles = (p.K + info.cta_tile.k - 1) / info.cta_tile.k;
+  const int64_t k_tiles = (p.K + tile.k - 1) / tile.k;
   const int64_t wanted = split_count(info, p);
   const int64_t each = k_tiles == 0 ? 1 : (k_tiles + wanted - 1) / wanted;
-  depth = each * info.cta_tile.k;
+  depth = each * tile.k;
   splits = k_tiles == 0 ? 1 : (k_tiles + each - 1) / each;  // none is empty
 }
 

@@ -16,7 +16,7 @@ struct SplitK {
   int64_t depth = 0;  // elements of K of each split but the last
   int64_t tiles = 0;  // of out, all batches together
 
-  // `tile`: what one CTA computes, or, where a cluster does so together, all of its CTAs.
+  // `tile`: what one CTA computes, or, where a cluster does so together, all of its CTAs, and what K is cut into.
   SplitK(const KernelInfo& info, const Problem& p, const Tile& tile);
 
   int64_t ctas() const { return splits * tiles; }
