@@ -32,6 +32,8 @@ class KernelInfo(Protocol):
     def layouts(self) -> Iterable[str]: ...
     @property
     def tf32(self) -> bool: ...
+    @property
+    def highest(self) -> bool: ...
 
 
 def registry() -> Sequence[KernelInfo]:
@@ -45,6 +47,8 @@ def on_rung(info: KernelInfo, problem: Problem) -> bool:
     """Whether the ladder measures the kernel on the problem: it takes the problem, and uses the precision it may."""
     if arithmetic(problem) == "tf32" and not info.tf32:
         return False  # what it does at HIGHEST
+    if problem.lhs_dtype == "float32" and problem.precision == "highest" and not info.highest:
+        return False
     dtypes = (problem.lhs_dtype, problem.rhs_dtype, problem.out_dtype)
     return dtypes in {tuple(entry) for entry in info.dtypes} and problem.layout in info.layouts
 

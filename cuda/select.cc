@@ -65,12 +65,12 @@ struct Rates {
 };
 constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3, 3.7e6},
                 kPipelined = {3.4e6, 63.0, 0.16, 0.77, 0.85, 5.2e-5, 3.9e6, 3.3, 3.7e6},
-                kWarpSpecialised = {3.42e6, 3.32, 0.183, 0.443, 0.48, 8.14e-5, 4.37e6, 2.27, 3.07e6};
+                kWarpSpecialised = {3.23e6, 2.16, 0.079, 0.765, 1.2, 5.44e-5, 4.08e6, 3.8, 4.42e6};
 
 constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
 
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
-constexpr double kClusterSumsUs = 3.47, kClusterSumsElementUs = 4.08e-5;
+constexpr double kClusterSumsUs = 2.08, kClusterSumsElementUs = 7.75e-5;
 
 // How many clusters of so many CTAs run at the same time, one CTA to a multiprocessor: what
 // cudaOccupancyMaxActiveClusters says of an H200, whose clusters have to fit its GPCs.

@@ -33,7 +33,9 @@ class KernelGroup:
 
     @property
     def out_dtype(self) -> str:
-        return "int32" if jnp.issubdtype(self.dtype, jnp.integer) else self.dtype
+        if jnp.issubdtype(self.dtype, jnp.integer):
+            return "int32"
+        return "bfloat16" if jnp.dtype(self.dtype).itemsize == 1 else self.dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +95,13 @@ def kernel_groups(size: int) -> list[KernelGroup]:
 
 
 def _arithmetics(info: Any) -> list[tuple[str, str]]:
-    """(dtype, precision) of all that a kernel does differently; float16 and bfloat16 run alike."""
+    """(dtype, precision) of all that a kernel does differently; float16 and bfloat16 run alike, as 8-bit ones do."""
     dtypes = {lhs for lhs, _, _ in info.dtypes}
-    if "bfloat16" in dtypes:
-        dtypes.discard("float16")
+    for one, another in (("bfloat16", "float16"), ("float8_e4m3fn", "float8_e5m2")):
+        if one in dtypes:
+            dtypes.discard(another)
     found = [(dtype, "default") for dtype in sorted(dtypes) if dtype != "float32" or info.tf32]
-    return found + ([("float32", "highest")] if "float32" in dtypes else [])
+    return found + ([("float32", "highest")] if "float32" in dtypes and info.highest else [])
 
 
 def _choice_of_family(family: str, group: KernelGroup, size: int) -> str | None:

@@ -65,7 +65,7 @@ def test_ladder_suite_multiplies_float32_at_both_precisions() -> None:
 
 @pytest.mark.parametrize(("tf32", "expected"), [(False, ["highest"]), (True, ["default", "highest"])])
 def test_ladder_measures_the_default_of_float32_where_it_is_tf32(tf32: bool, expected: list[str]) -> None:
-    info = SimpleNamespace(name="a:1", family="a", dtypes=[("float32",) * 3], layouts=["NN"], tf32=tf32)
+    info = SimpleNamespace(name="a:1", family="a", dtypes=[("float32",) * 3], layouts=["NN"], tf32=tf32, highest=True)
     found = [p for p in shapes.ladder() if p.m == shapes.LADDER_SIZE and peers.on_rung(cast(Any, info), p)]
     assert sorted(p.precision for p in found) == expected
 

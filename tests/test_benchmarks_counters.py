@@ -19,7 +19,7 @@ HIGHEST = shapes.problem(4096, 4096, 4096, "float32", precision="highest")
 DEFAULT = shapes.problem(4096, 4096, 4096, "float32")
 
 REGISTRY: list[Any] = [
-    SimpleNamespace(name="simt:1", family="simt", dtypes=[("float32",) * 3], layouts=["NN"], tf32=False),
+    SimpleNamespace(name="simt:1", family="simt", dtypes=[("float32",) * 3], layouts=["NN"], tf32=False, highest=True),
     *(
         SimpleNamespace(
             name=f"mma:{config}",
@@ -27,6 +27,7 @@ REGISTRY: list[Any] = [
             dtypes=[("bfloat16",) * 3, ("float32",) * 3],
             layouts=["NN"],
             tf32=True,
+            highest=True,
         )
         for config in ("64x64x32", "128x128x32")
     ),

@@ -25,9 +25,9 @@ class FakeKernel(SimpleNamespace):
 
 DTYPES = [("bfloat16",) * 3, ("float32",) * 3]
 REGISTRY: list[Any] = [
-    FakeKernel(name="slow:1", family="slow", dtypes=DTYPES, layouts=["NN"], tf32=False),
-    FakeKernel(name="fast:1", family="fast", dtypes=DTYPES, layouts=["NN", "NT"], tf32=False),
-    FakeKernel(name="fast:2", family="fast", dtypes=DTYPES[:1], layouts=["NN"], tf32=False),
+    FakeKernel(name="slow:1", family="slow", dtypes=DTYPES, layouts=["NN"], tf32=False, highest=True),
+    FakeKernel(name="fast:1", family="fast", dtypes=DTYPES, layouts=["NN", "NT"], tf32=False, highest=True),
+    FakeKernel(name="fast:2", family="fast", dtypes=DTYPES[:1], layouts=["NN"], tf32=False, highest=True),
 ]
 FAKE_US = {"slow:1": 80_000.0, "fast:1": 300.0, "fast:2": 200.0, "jnp": 100.0, "jnp_cublas": 110.0}
 

@@ -58,7 +58,9 @@ def test_groups_hold_every_kernel_once_and_one_of_each_family_more(monkeypatch: 
     def info(name: str, *dtypes: str, tf32: bool = False) -> SimpleNamespace:
         outs = {"int8": "int32"}
         family = name.partition(":")[0]
-        return SimpleNamespace(name=name, family=family, dtypes=[(d, d, outs.get(d, d)) for d in dtypes], tf32=tf32)
+        return SimpleNamespace(
+            name=name, family=family, dtypes=[(d, d, outs.get(d, d)) for d in dtypes], tf32=tf32, highest=True
+        )
 
     infos = [
         info("simt:1", "float32"),

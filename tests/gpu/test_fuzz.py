@@ -10,7 +10,7 @@ import pytest
 
 from tests.edge_shapes import BATCH_SIZE, BATCHES, LAYOUTS, Case, Shape
 from tests.gpu.support import KERNELS, MODES, Program
-from tests.values import DTypes, is_float, normals, rounds_operands
+from tests.values import DTypes, is_float, normals, precisions, rounds_operands
 
 pytestmark = pytest.mark.gpu
 
@@ -27,8 +27,7 @@ WAYS = sorted({(dtypes[0], precision) for _, dtypes, precision in MODES})
 
 def kernels_for(dtypes: DTypes, precision: str) -> list[Any]:
     """At the default precision those that multiply as the chooser's kernel does, rounding float32 to TF32."""
-    able = [info for info in KERNELS if dtypes in info.dtypes]
-    return [info for info in able if info.tf32] if (dtypes[0], precision) == ("float32", "default") else able
+    return [info for info in KERNELS if dtypes in info.dtypes and precision in precisions(info, dtypes)]
 
 
 def random_case(rng: np.random.Generator) -> Case:

@@ -93,7 +93,7 @@ def sanitizer() -> str:
 def all_kernels(sanitizer: str) -> Iterator[dict[str, _Running]]:
     """All tools at once, each on a process of its own."""
     program = [sys.executable, str(HERE / "sanitizer_cases.py")]
-    running = {tool: _Running(sanitizer, tool, program) for tool in SANITIZERS}
+    running = {tool: _Running(sanitizer, tool, [*program, tool]) for tool in SANITIZERS}
     yield running
     for process in running.values():
         process.close()

@@ -71,9 +71,29 @@ def _hard_integers() -> list[tuple[np.ndarray, np.ndarray]]:
     return [(lhs.astype(np.int8), rhs.astype(np.int8)) for lhs, rhs in cases]
 
 
+def _hard_fp8(dtypes: DTypes) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The same of 8-bit floating-point numbers, whose sums the tensor cores give 13 bits below the largest product."""
+    lhs_dtype, rhs_dtype = (jnp.dtype(dtype) for dtype in dtypes[:2])
+    ones = np.ones
+    # Half-way between two numbers of the result's dtype: 257 and 259 for bfloat16, 2049 and 2051 for float16.
+    big = {"bfloat16": 1, "float16": 8, "float32": 1}[dtypes[2]]
+    cases = [
+        (np.outer([1, -1, 2, 0.5], [4, 1, -4, 0] * 64), ones((256, 7))),  # cancellation
+        (np.outer([1, -1], [16] * big + [1]), np.outer([16] * big + [1], [1, 0.5, -1])),
+        (np.outer([1, -1], [16] * big + [3]), np.outer([16] * big + [1], [1, 0.5, -1])),
+    ]
+    for dtype, on_left in ((lhs_dtype, True), (rhs_dtype, False)):
+        numbers = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64).reshape(16, 16)
+        numbers = np.where(np.isfinite(numbers), numbers, 1)
+        cases.append((numbers, np.eye(16)) if on_left else (np.eye(16)[::-1], numbers))  # times one, all are themselves
+    return [(lhs.astype(lhs_dtype), rhs.astype(rhs_dtype)) for lhs, rhs in cases]
+
+
 def _hard_cases(dtypes: DTypes) -> list[tuple[np.ndarray, np.ndarray]]:
     """Products (lhs, rhs) whose exact values every right accumulation gives."""
     dtype = jnp.dtype(dtypes[0])
+    if dtype.itemsize == 1:
+        return _hard_fp8(dtypes)
     ties = 2.0 ** -{"float16": 11, "bfloat16": 8, "float32": 24}[dtypes[2]]
     ones = np.ones
 
@@ -106,15 +126,14 @@ def _hard_cases(dtypes: DTypes) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _bounded_cases(dtypes: DTypes, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
     """Products that must be within their bound: of very different rows, columns and elements, and a long sum."""
-    dtype = jnp.dtype(dtypes[0])
-    scale = 6 if dtypes[0] == "float16" else 60
+    scale = {"float16": 6, "float8_e4m3fn": 2, "float8_e5m2": 4}.get(dtypes[0], 60)
     rows, columns = (2.0 ** rng.integers(-scale, scale + 1, n) for n in (37, 41))
     cases = [
         (rng.standard_normal((37, 99)) * rows[:, None] / 8, rng.standard_normal((99, 41)) * columns / 8),
         (rng.uniform(1, 2, (17, 32768)), rng.uniform(1, 2, (32768, 19)) / 16),  # truncation would add up
         (wide_normals(rng, (37, 199), dtypes[0]), wide_normals(rng, (199, 41), dtypes[0])),
     ]
-    return [(lhs.astype(dtype), rhs.astype(dtype)) for lhs, rhs in cases]
+    return [(lhs.astype(jnp.dtype(dtypes[0])), rhs.astype(jnp.dtype(dtypes[1]))) for lhs, rhs in cases]
 
 
 @over_modes()
