@@ -147,9 +147,9 @@ double estimated_cost(const Kernel& kernel, const Problem& problem);
 int64_t split_count(const KernelInfo& info, const Problem& problem);
 
 // Whether the CTAs that share a tile's K are a cluster and add up their sums among themselves, which needs no second
-// kernel. Eight CTAs make a cluster on any GPU (CUDA C++ programming guide, "Thread Block Clusters").
+// kernel. Larger clusters leave multiprocessors idle that are no whole cluster.
 inline bool reduces_in_cluster(const KernelInfo& info, int64_t splits) {
-  constexpr int64_t kMostCtas = 8;
+  constexpr int64_t kMostCtas = 3;
   return info.tma && info.cluster_ctas == 1 && splits > 1 && splits <= kMostCtas;
 }
 

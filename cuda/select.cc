@@ -72,11 +72,10 @@ constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of oper
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
 constexpr double kClusterSumsUs = 2.08, kClusterSumsElementUs = 7.75e-5;
 
-// How many clusters of so many CTAs run at the same time, one CTA to a multiprocessor: what
+// How many clusters of two or three CTAs run at the same time, one CTA to a multiprocessor: what
 // cudaOccupancyMaxActiveClusters says of an H200, whose clusters have to fit its GPCs.
 int64_t clusters_at_once(int64_t ctas) {
-  constexpr std::array<int64_t, 9> kClusters = {0, 132, 66, 39, 30, 22, 17, 15, 15};
-  return kClusters[static_cast<size_t>(ctas)];
+  return ctas == 2 ? 66 : 39;
 }
 
 // Whether the rates were fitted to measurements of the family itself.

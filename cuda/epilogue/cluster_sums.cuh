@@ -42,7 +42,7 @@ struct ClusterSums {
       if (at.col + col >= N) continue;
       const auto* s_quad = reinterpret_cast<const Quad*>(own.elements + row * own.kStride + col);
       Sum sum[4] = {};
-#pragma unroll 8
+#pragma unroll 1
       for (int cta = 0; cta < ctas; ++cta) {
         const Quad quad = *ptx::map_shared_rank(s_quad, cta);
         sum[0] += quad.x;

@@ -64,7 +64,7 @@ struct Epilogue {
   }
 
   // Whether accumulators are only rounded.
-  __device__ bool plain() const { return bias == nullptr && activation == Activation::kNone; }
+  __host__ __device__ bool plain() const { return bias == nullptr && activation == Activation::kNone; }
 
   __device__ float finish(float accumulator, int64_t col) const {
     return activate(activation, bias ? accumulator + bias[col] : accumulator);

@@ -33,15 +33,19 @@ class OutWriter {
   __device__ OutWriter(OutStaging& s_staging, int warpgroup)
       : s_staging_(s_staging), warpgroup_(warpgroup), thread_(static_cast<int>(threadIdx.x) % ptx::kWarpgroupThreads) {}
 
-  // Finishes 64 rows of sums, rounds them to `Out` and has TMA store what of them lies inside out.
+  // Adds the bias to 64 rows of sums and applies the activation.
+  template <int kRegisters>
+  __device__ void finish(float (&sums)[kRegisters], const Epilogue& epilogue, int64_t N, int64_t col) const {
+    if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);
+    if (epilogue.activation != Activation::kNone) activate_all(sums, epilogue.activation);
+  }
+  template <int kRegisters>
+  __device__ void finish(int32_t (&)[kRegisters], const Epilogue&, int64_t, int64_t) const {}
+
+  // Rounds 64 rows of sums to `Out` and has TMA store what of them lies inside out.
   template <class Out, class Sum, int kRegisters>
-  __device__ void store(Sum (&sums)[kRegisters], const CUtensorMap& map, const Epilogue& epilogue, int64_t N, int row,
-                        int col, int batch) {
+  __device__ void store(const Sum (&sums)[kRegisters], const CUtensorMap& map, int row, int col, int batch) {
     constexpr int kPieceRegisters = kSlotCols<Out> / 2, kPieces = kRegisters / kPieceRegisters;
-    if constexpr (std::is_same_v<Sum, float>) {
-      if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);
-      if (epilogue.activation != Activation::kNone) activate_all(sums, epilogue.activation);
-    }
     static_assert(kPieces * kPieceRegisters == kRegisters);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -83,7 +87,7 @@ class OutWriter {
   }
 
   // Before the CTA's shared memory is gone.
-  __device__ void finish() {
+  __device__ void wait() {
     if (thread_ == 0) ptx::tma_wait_group_read<0>();
   }
 

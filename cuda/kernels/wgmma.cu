@@ -48,7 +48,7 @@ struct TileConfig {
   // Sums apart need as many registers again.
   static constexpr bool kHighest = kWarpTile.m * kWarpTile.n <= 16 * 128;
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
-  static constexpr int kTilesOfStep = CONSUMERS == 1 ? 2 : 1;
+  static constexpr int kTilesOfStep = CONSUMERS == 1 && CTA_N == 64 ? 2 : 1;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };
 
@@ -117,20 +117,31 @@ __device__ void fix_sums(float (&sums)[kBlocks][kRegisters], const Recompute& fi
 template <int kBlocks, class Sum, int kRegisters>
 __device__ void fix_sums(Sum (&)[kBlocks][kRegisters], const Keep&, const TileCoord&, const Shape&) {}
 
-// Where the sums of this tile go, of the consumer's rows of it.
-template <class Op, class Sum, int kBlocks, int kRegisters>
+// Where sums go. What a kernel has to do for one way only, it should not have to step over on another: its code is not
+// in the caches when it begins.
+enum class Way {
+  kPlain,    // to out, rounded, by TMA
+  kCluster,  // to the other CTAs of the cluster, which share K
+  kAny,      // the rest: with bias or activation, where TMA cannot store, parts of K, sums to be fixed
+};
+
+// To out, the consumer's rows of this tile.
+template <Way kWay, class Op, class Sum, int kBlocks, int kRegisters>
 __device__ void write(Sum (&sums)[kBlocks][kRegisters], sm90::OutWriter& writer, const CUtensorMap& map,
                       bool tma_stores, const Epilogue& epilogue, const TileCoord& tile, const Shape& shape) {
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     const TileCoord at = {tile.batch, tile.row + block * ptx::kWgmmaM, tile.col};
-    if (!tma_stores) {
-      writer.write(sums[block], epilogue, at, shape.M, shape.N);
-      continue;
+    if constexpr (kWay == Way::kAny) {
+      if (!tma_stores) {
+        writer.write(sums[block], epilogue, at, shape.M, shape.N);
+        continue;
+      }
+      writer.finish(sums[block], epilogue, shape.N, at.col);
     }
     const auto store = [&]<class Out>(Out) {
-      writer.template store<Out>(sums[block], map, epilogue, shape.N, static_cast<int>(at.row),
-                                 static_cast<int>(at.col), static_cast<int>(at.batch));
+      writer.template store<Out>(sums[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
+                                 static_cast<int>(at.batch));
     };
     if constexpr (sizeof(typename Op::Lhs) == 2) {
       epilogue.out_dtype == DType::kF32 ? store(float{}) : store(typename Op::Lhs{});
@@ -165,7 +176,7 @@ __device__ void write_partial(const Sum (&sums)[kBlocks][kRegisters], Sum* g_par
   }
 }
 
-template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
+template <class Config, class Op, Way kWay, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap lhs_map, const __grid_constant__ CUtensorMap rhs_map,
                  const __grid_constant__ CUtensorMap out_map, bool tma_stores, Epilogue epilogue, FixOf<Op> fix,
@@ -221,29 +232,29 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         if constexpr (Config::kPingPong) smem.pipeline.pass_turn(consumer);
       });
       const int row = rank * kCta.m + first_row;
-      if (schedule.in_cluster) {
+      const TileCoord at = {tile.batch, tile.row + row, tile.col};
+      if constexpr (kWay == Way::kCluster) {
         if constexpr (!Config::kPingPong) ptx::barrier_sync(1 + Config::kConsumers, Config::kConsumers * kWarpgroup);
         smem.sums.store(sums, first_row);
-      } else if (partials == nullptr) {
-        const TileCoord at = {tile.batch, tile.row + row, tile.col};
-        fix_sums(sums, fix, at, schedule.shape);
-        write<Op>(sums, writer, out_map, tma_stores, epilogue, at, schedule.shape);
-      } else {
+      } else if (kWay == Way::kAny && partials != nullptr) {
         constexpr int64_t kPartialElems = static_cast<int64_t>(Config::kClusterCtas) * kCta.m * kCta.n;
         write_partial<Config>(sums, partials + unit * kPartialElems, row);
+      } else {
+        if constexpr (kWay == Way::kAny) fix_sums(sums, fix, at, schedule.shape);
+        write<kWay, Op>(sums, writer, out_map, tma_stores, epilogue, at, schedule.shape);
       }
     });
-    writer.finish();
+    writer.wait();
     __syncwarp();
   }
-  if (schedule.in_cluster) {
+  if constexpr (kWay == Way::kCluster) {
     ptx::cluster_sync();
     const TileCoord tile = schedule.grid.tile(schedule.shared_unit() % static_cast<unsigned>(schedule.split.tiles));
     smem.sums.template write<Config::kThreads, typename Op::Sum>(static_cast<int>(schedule.split.splits), epilogue, fix,
                                                                  tile, schedule.shape.M, schedule.shape.N);
   }
   // Other CTAs arrive at this one's mbarriers, write to its stages and read its sums until they are through.
-  if (Config::kClusterCtas > 1 || schedule.in_cluster) ptx::cluster_sync();
+  if constexpr (Config::kClusterCtas > 1 || kWay == Way::kCluster) ptx::cluster_sync();
 }
 
 template <class Config>
@@ -307,16 +318,26 @@ std::string launch_for(const GemmArgs& args) {
     ctas = Config::kClusterCtas * std::clamp<int64_t>(sms / Config::kClusterCtas, 1, schedule.units);
   }
 
-  const auto launch = [&]<bool kLhsTransposed, bool kRhsTransposed>() {
-    return launch_clusters(schedule.cluster_ctas(), wgmma_kernel<Config, Op, kLhsTransposed, kRhsTransposed>, ctas,
-                           Config::kThreads, describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs, maps.out,
-                           maps.tma_stores, Epilogue(args), FixOf<Op>(args), partials, schedule);
+  const Epilogue epilogue(args);
+  const auto launch_layout = [&]<bool kLhsTransposed, bool kRhsTransposed>() {
+    const auto launch = [&]<Way kWay>() {
+      return launch_clusters(schedule.cluster_ctas(), wgmma_kernel<Config, Op, kWay, kLhsTransposed, kRhsTransposed>,
+                             ctas, Config::kThreads, describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs,
+                             maps.out, maps.tma_stores, epilogue, FixOf<Op>(args), partials, schedule);
+    };
+    if constexpr (Config::kClusterCtas == 1) {
+      if (schedule.in_cluster) return launch.template operator()<Way::kCluster>();
+    }
+    if constexpr (!Op::kRecomputes) {
+      if (maps.tma_stores && epilogue.plain() && partials == nullptr) return launch.template operator()<Way::kPlain>();
+    }
+    return launch.template operator()<Way::kAny>();
   };
   std::string error;
   if constexpr (Op::kAnyMajor) {
-    error = dispatch_layout(p.layout(), launch);
+    error = dispatch_layout(p.layout(), launch_layout);
   } else {
-    error = launch.template operator()<false, true>();
+    error = launch_layout.template operator()<false, true>();
   }
   if (!error.empty() || partials == nullptr) return error;
   return reduce_partial_tiles(args, Schedule<Config>::kTile, schedule.split, partials, Op::kRecomputes);
