@@ -20,7 +20,7 @@ VECTOR_BYTES = 16  # of the widest access to memory
 WORD_BYTES = 4
 FRAGMENT = 16  # wmma's M, N and K
 HMMA_N = 8  # HMMA.16816 multiplies 16 x 16 by 16 x 8: half of what wmma.mma does
-WARPGROUP, WGMMA_M, WGMMA_K = 128, 64, 16
+WARPGROUP, WGMMA_M, WGMMA_STEPS = 128, 64, 4  # steps along K of a k-tile, which is 128 bytes long
 BOX = 64  # elements along M or N that one copy of TMA brings
 LDSM_MATRIX = 8  # rows and columns of what LDSM and MOVM handle; LDSM.4 loads four
 
@@ -286,19 +286,35 @@ def mma_multistage(instance: Instance) -> Expectation:
     )
 
 
+# wgmma's instruction for the operands of an Op, by the numbers of their DTypes (cuda/gemm.h).
+_GMMA = {
+    (0, 0): "HGMMA.64x{n}x8.F32.TF32", (1, 1): "HGMMA.64x{n}x16.F32", (2, 2): "HGMMA.64x{n}x16.F32.BF16",
+    (3, 3): "IGMMA.64x{n}x32.S8.S8", (5, 5): "QGMMA.64x{n}x32.F32.E4M3.E4M3", (5, 6): "QGMMA.64x{n}x32.F32.E4M3.E5M2",
+    (6, 5): "QGMMA.64x{n}x32.F32.E5M2.E4M3", (6, 6): "QGMMA.64x{n}x32.F32.E5M2.E5M2",
+}  # fmt: skip
+_PLAIN, _CLUSTER = 0, 1  # of Way (cuda/kernels/wgmma.cu)
+
+
 def wgmma(instance: Instance) -> Expectation:
     m, n, k = instance.info.cta_tile
-    blocks, steps = share(instance.info.warp_tile[0], WGMMA_M // 4), share(k, WGMMA_K)
-    bfloat16 = "__nv_bfloat16" in instance.arguments
-    opcode = f"HGMMA.64x{n}x16.F32" + (".BF16" if bfloat16 else "")
+    op, way = instance.arguments[0], int(re.findall(r"\d+", instance.arguments[1])[-1])
+    lhs, rhs = map(int, re.findall(r"DType\)(\d+)", op)) if "WgmmaOp" in op else (0, 0)
+    products = 3 if "Tf32x3" in op else 1
+    blocks = share(instance.info.warp_tile[0], WGMMA_M // 4)
+    mma = blocks * WGMMA_STEPS * products
     boxes = (share(m, BOX) if instance.transposed[0] else 1) + 1  # of lhs, and of rhs at least
     roles = 2 if instance.info.threads > 2 * WARPGROUP else 0
-    return Expectation(
-        main_loop=("*MMA",),
-        k_tile={"*MMA": blocks * steps, opcode: blocks * steps, "WARPGROUP.ARRIVE": 1, "BAR": 0, "LDS": 0, "STS": 0},
-        kernel={"UTMALDG": AtLeast(boxes), "UTMASTG": AtLeast(1), "STSM": AtLeast(1), "USETMAXREG": roles},
-        only_in_main_loops=("*MMA",),
-    )
+    k_tile: dict[str, Count] = {"*MMA": mma, _GMMA[lhs, rhs].format(n=n): mma, "BAR": 0, "LDS": 0, "STS": 0}
+    if n > BOX:  # else two k-tiles go to a step
+        k_tile["WARPGROUP.ARRIVE"] = 1
+    kernel: dict[str, Count] = {"UTMALDG": AtLeast(boxes), "USETMAXREG": roles}
+    if way == _CLUSTER:
+        kernel |= {"UTMASTG": 0, "STSM": 0, "LD": AtLeast(1)}  # of other CTAs' shared memory
+    else:
+        kernel |= {"UTMASTG": AtLeast(1), "STSM": AtLeast(1) if lhs not in (0, 3) else 0}
+        if way == _PLAIN:
+            kernel["STG"] = 0
+    return Expectation(main_loop=("*MMA",), k_tile=k_tile, kernel=kernel, only_in_main_loops=("*MMA",))
 
 
 EXPECTATIONS: dict[str, Callable[[Instance], Expectation]] = {
@@ -329,9 +345,13 @@ EVERYWHERE: dict[str, Count] = {"LDL": 0, "STL": 0, "LD": 0, "ST": 0}
 
 def instances_of(info: Any) -> int:
     """How often a kernel's template is instantiated: for each dtype of the operands, once more where TF32 is a way of
-    multiplying float32; in each layout.
+    multiplying float32; in each layout, and each way that the template knows.
     """
-    ops = len({(lhs, rhs) for lhs, rhs, _ in info.dtypes}) + info.tf32
+    pairs = len({(lhs, rhs) for lhs, rhs, _ in info.dtypes})
+    ops = pairs + (info.tf32 and info.highest)
+    if info.family == "wgmma":  # K contiguous but for 16-bit elements; plain but for 3xTF32, in clusters, and any
+        layouts = len(info.layouts) if info.cta_tile[2] == BOX else 1
+        return layouts * (pairs + ops * (1 + (info.cluster_ctas == 1)))
     return ops * len(info.layouts) * (2 if info.family in _TWO_VARIANTS else 1)
 
 
