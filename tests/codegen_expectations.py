@@ -296,7 +296,7 @@ _PLAIN, _CLUSTER = 0, 1  # of Way (cuda/kernels/wgmma.cu)
 
 
 def wgmma(instance: Instance) -> Expectation:
-    m, n, k = instance.info.cta_tile
+    m, n, _ = instance.info.cta_tile
     op, way = instance.arguments[0], int(re.findall(r"\d+", instance.arguments[1])[-1])
     lhs, rhs = map(int, re.findall(r"DType\)(\d+)", op)) if "WgmmaOp" in op else (0, 0)
     products = 3 if "Tf32x3" in op else 1
