@@ -297,9 +297,10 @@ _PLAIN, _CLUSTER = 0, 1  # of Way (cuda/kernels/wgmma.cu)
 
 def wgmma(instance: Instance) -> Expectation:
     m, n, _ = instance.info.cta_tile
-    op, way = instance.arguments[0], int(re.findall(r"\d+", instance.arguments[1])[-1])
-    lhs, rhs = map(int, re.findall(r"DType\)(\d+)", op)) if "WgmmaOp" in op else (0, 0)
-    products = 3 if "Tf32x3" in op else 1
+    arguments = ", ".join(instance.arguments)
+    products = 3 if "Tf32x3" in arguments else 1
+    lhs, rhs = (0, 0) if products == 3 else map(int, re.findall(r"DType\)(\d+)", arguments))
+    (way,) = map(int, re.findall(r"Way\)(\d+)", arguments))
     blocks = share(instance.info.warp_tile[0], WGMMA_M // 4)
     mma = blocks * WGMMA_STEPS * products
     boxes = (share(m, BOX) if instance.transposed[0] else 1) + 1  # of lhs, and of rhs at least
@@ -334,6 +335,7 @@ _TWO_VARIANTS = {"mma_multistage"}
 
 # Kernels that are no row of the registry, by name without template arguments: what the whole kernel holds.
 HELPERS: dict[str, dict[str, Count]] = {
+    "k_major_copy.cu: k_major_copy_kernel": {"LDG": AtLeast(1), "STG": AtLeast(1)},
     "pad_copy.cu: pad_copy_kernel": {"LDG.128": AtLeast(1), "STG.128": AtLeast(1)},
     "split_k.cu: split_k_reduce_kernel": {"LDG.128": AtLeast(1), "STG.128": AtLeast(1)},
 }

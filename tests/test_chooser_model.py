@@ -63,7 +63,7 @@ class Measured:
 
 MEASURED = [
     Measured("chooser_times.json", 3.1, 1.035, 1.08, 0.04, math.inf),
-    Measured("chooser_times_wgmma.json", 6.1, 1.07, 1.35, 0.08, 1.6),
+    Measured("chooser_times_wgmma.json", 6.1, 1.07, 1.35, 0.082, 1.6),
 ]
 
 
@@ -74,8 +74,11 @@ MEASURED = [
 def test_choice_is_nearly_the_fastest(measured: Measured, sizes: Sizes) -> None:
     tile = _core.select(measured.asked(sizes), measured.document["family"]).partition(":")[2]
     splits, times = measured.splits(tile, sizes), measured.times[sizes]
-    assert (tile, splits) in times, f"{tile} in {splits} splits was not measured"
-    assert times[tile, splits] <= measured.worst_choice * min(times.values())
+    measured_splits = [number for name, number in times if name == tile]
+    fewer = max((number for number in measured_splits if number <= splits), default=None)
+    more = min((number for number in measured_splits if number >= splits), default=None)
+    assert fewer and more, f"{tile} in about {splits} splits was not measured"
+    assert max(times[tile, fewer], times[tile, more]) <= measured.worst_choice * min(times.values())
 
 
 @pytest.mark.parametrize("measured", MEASURED, ids=lambda measured: measured.document["family"])
