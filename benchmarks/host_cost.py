@@ -21,8 +21,9 @@ import numpy as np
 import jaxgemm
 from benchmarks import peers
 from benchmarks.host_file import DIRECTORY, FIGURES, MODES, HostDocument, HostRow, validate_host
-from benchmarks.results import RESULTS, current_header, device_slug, dumps
+from benchmarks.results import RESULTS, current_header
 from benchmarks.shapes import Problem, problem
+from jaxgemm._files import device_slug, dumps
 
 CALLS = 1000
 BURST = 20
