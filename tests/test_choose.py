@@ -39,7 +39,10 @@ def test_select_is_total_and_right(rng: np.random.Generator) -> None:
         asked = random_problem(rng)
         able = [name for name in KERNEL_NAMES if not _core.why_not(name, asked)]
         name = _core.select(asked)
-        assert able, f"the first rungs take everything, not {asked}"
+        if not able:  # 8-bit floating-point numbers are for Hopper only
+            assert "float8" in str(asked), f"the first rungs take everything, not {asked}"
+            assert name == ""
+            continue
         assert name in able
         assert name == _core.select(asked)
         last_family = max((n.split(":")[0] for n in able), key=FAMILIES.index)
