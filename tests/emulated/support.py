@@ -63,7 +63,8 @@ def cluster_shape(emulated: Emulator, info: Any, precision: str = "default") -> 
 BUDGET = 200_000_000
 """Multiply-adds of 16-bit operands, whole tiles counted, that one test of a kernel may take: a second of one core."""
 EDGE_BUDGET = 6 * BUDGET
-"""What all tests of a kernel at the edges of its tile take together."""
+"""What all tests of a kernel at the edges of its tile take together, if it has four dtypes in as many layouts."""
+_USUAL_EDGE_TESTS = 16
 
 SEEDS = (0, 40, 80, 13, 67, 5, 30)
 """Schedules with all engines slow, all in between, all prompt; and mixtures."""
@@ -116,7 +117,7 @@ def _edge_trials(name: str) -> dict[tuple[DTypes, str, str], list[Trial]]:
             for i, case in enumerate([ragged_case(info, layout), *cases(info, turn // len(LAYOUTS), layout)])
         ]
         rest.sort(key=lambda trial: (seen[trial.case.shape], tiled_work(info, trial.case.shape)))
-        taken = affordable(info, [ragged, *rest], lambda trial: trial, EDGE_BUDGET // len(rows))
+        taken = affordable(info, [ragged, *rest], lambda trial: trial, EDGE_BUDGET // min(len(rows), _USUAL_EDGE_TESTS))
         seen.update(trial.case.shape for trial in taken)
         tests[dtypes, precision, layout] = taken
     return tests
