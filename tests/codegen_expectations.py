@@ -15,6 +15,8 @@ from typing import Any
 
 from sass import Function, Loop, count, matches
 
+from jaxgemm._native import _core
+
 WARP = 32
 VECTOR_BYTES = 16  # of the widest access to memory
 WORD_BYTES = 4
@@ -286,12 +288,18 @@ def mma_multistage(instance: Instance) -> Expectation:
     )
 
 
-# wgmma's instruction for the operands of an Op, by the numbers of their DTypes (cuda/gemm.h).
+# wgmma's instruction for the operands of an Op.
 _GMMA = {
-    (0, 0): "HGMMA.64x{n}x8.F32.TF32", (1, 1): "HGMMA.64x{n}x16.F32", (2, 2): "HGMMA.64x{n}x16.F32.BF16",
-    (3, 3): "IGMMA.64x{n}x32.S8.S8", (5, 5): "QGMMA.64x{n}x32.F32.E4M3.E4M3", (5, 6): "QGMMA.64x{n}x32.F32.E4M3.E5M2",
-    (6, 5): "QGMMA.64x{n}x32.F32.E5M2.E4M3", (6, 6): "QGMMA.64x{n}x32.F32.E5M2.E5M2",
-}  # fmt: skip
+    ("float32", "float32"): "HGMMA.64x{n}x8.F32.TF32",
+    ("float16", "float16"): "HGMMA.64x{n}x16.F32",
+    ("bfloat16", "bfloat16"): "HGMMA.64x{n}x16.F32.BF16",
+    ("int8", "int8"): "IGMMA.64x{n}x32.S8.S8",
+    **{
+        (f"float8_{lhs}", f"float8_{rhs}"): f"QGMMA.64x{{n}}x32.F32.{lhs[:4].upper()}.{rhs[:4].upper()}"
+        for lhs in ("e4m3fn", "e5m2")
+        for rhs in ("e4m3fn", "e5m2")
+    },
+}
 _PLAIN, _CLUSTER = 0, 1  # of Way (cuda/kernels/wgmma.cu)
 
 
@@ -299,8 +307,11 @@ def wgmma(instance: Instance) -> Expectation:
     m, n, _ = instance.info.cta_tile
     arguments = ", ".join(instance.arguments)
     products = 3 if "Tf32x3" in arguments else 1
-    lhs, rhs = (0, 0) if products == 3 else map(int, re.findall(r"DType\)(\d+)", arguments))
+    # DTypes are printed as numbers, x3's not at all.
+    lhs, rhs = [_core.dtypes()[int(number)] for number in re.findall(r"DType\)(\d+)", arguments)] or ["float32"] * 2
     (way,) = map(int, re.findall(r"Way\)(\d+)", arguments))
+    if lhs == "float32" and not instance.transposed[1]:
+        return wgmma_rhs_in_registers(instance, way)
     blocks = share(instance.info.warp_tile[0], WGMMA_M // 4)
     mma = blocks * WGMMA_STEPS * products
     boxes = (share(m, BOX) if instance.transposed[0] else 1) + 1  # of lhs, and of rhs at least
@@ -312,9 +323,28 @@ def wgmma(instance: Instance) -> Expectation:
     if way == _CLUSTER:
         kernel |= {"UTMASTG": 0, "STSM": 0, "LD": AtLeast(1)}  # of other CTAs' shared memory
     else:
-        kernel |= {"UTMASTG": AtLeast(1), "STSM": AtLeast(1) if lhs not in (0, 3) else 0}
-        if way == _PLAIN:
-            kernel["STG"] = 0
+        kernel |= {"UTMASTG": AtLeast(1), "STSM": AtLeast(1) if lhs not in ("float32", "int8") else 0}
+    # Sums that the tensor cores would truncate too much are added up outside of them, and nothing else is if plain.
+    apart = blocks * n // 2 if products == 3 or lhs.startswith("float8") else 0
+    kernel["FADD"] = apart if way == _PLAIN else AtLeast(apart)
+    if way == _PLAIN:
+        kernel["STG"] = 0
+    return Expectation(main_loop=("*MMA",), k_tile=k_tile, kernel=kernel, only_in_main_loops=("*MMA",))
+
+
+def wgmma_rhs_in_registers(instance: Instance, way: int) -> Expectation:
+    m, n, _ = instance.info.cta_tile
+    blocks, pairs = 2, 2  # for each consumer; of a fragment
+    mma = blocks * WGMMA_STEPS
+    k_tile: dict[str, Count] = {
+        "*MMA": mma, _GMMA["float32", "float32"].format(n=m): mma, "LDS.64": mma * pairs, "LDS": mma * pairs,
+        "WARPGROUP.ARRIVE": WGMMA_STEPS, "BAR": 0, "STS": 0,
+    }  # fmt: skip
+    kernel: dict[str, Count] = {"UTMALDG": AtLeast(2), "UTMASTG": 0, "USETMAXREG": 2 if n > 128 else 0}
+    if way == _PLAIN:
+        kernel |= {"STG.E.128": m // 4, "STG": m // 4, "FADD": 0}
+    elif way == _CLUSTER:
+        kernel["LD"] = AtLeast(1)  # of other CTAs' shared memory
     return Expectation(main_loop=("*MMA",), k_tile=k_tile, kernel=kernel, only_in_main_loops=("*MMA",))
 
 
@@ -353,7 +383,9 @@ def instances_of(info: Any) -> int:
     ops = pairs + (info.tf32 and info.highest)
     if info.family == "wgmma":  # K contiguous but for 16-bit elements; plain but for 3xTF32, in clusters, and any
         layouts = len(info.layouts) if info.cta_tile[2] == BOX else 1
-        return layouts * (pairs + ops * (1 + (info.cluster_ctas == 1)))
+        ways = 1 + (info.cluster_ctas == 1)
+        rhs_in_registers = info.tf32 and info.cta_tile[1] == 128 * (info.threads // WARPGROUP - 1)
+        return layouts * (pairs + ops * ways) + rhs_in_registers * (1 + ways)
     return ops * len(info.layouts) * (2 if info.family in _TWO_VARIANTS else 1)
 
 

@@ -139,10 +139,10 @@ def deep_shape(info: Any) -> Shape:
     return Shape(tile_m // 2 + 1, tile_n // 2 + 3, 27 * tile_k + 3)
 
 
-def long_shape(info: Any, k_tiles: int = 96) -> Shape:
+def long_shape(info: Any) -> Shape:
     """One tile with so many k-tiles that a kernel which can split K gives each split several of them."""
     tile_m, tile_n, tile_k = info.cta_tile
-    return Shape(tile_m // 2 + 1, tile_n // 2 + 3, k_tiles * tile_k + 3)
+    return Shape(tile_m // 2 + 1, tile_n // 2 + 3, 96 * tile_k + 3)
 
 
 def fixed_shapes(info: Any, number: int) -> list[Shape]:

@@ -14,10 +14,10 @@ import pytest
 from jaxgemm import _tune, _tuning, _tuning_table
 from jaxgemm._native import _core
 from jaxgemm._tuning_table import Entry, Key
-from tests.tuning_data import H200, Gpu, attach_fake
+from tests.tuning_data import CONTENDERS, H200, Gpu, attach_fake, one_off
+from tests.tuning_data import TUNED as KEY
+from tests.tuning_data import TUNED_MODEL as MODEL
 
-KEY = Key("bfloat16", "bfloat16", "bfloat16", "default", "NN", 1, 48, 64, 80)
-MODEL, CONTENDERS = _tune.contenders(KEY, 90)
 BEST, WRONG, BROKEN = [name for name in CONTENDERS if name != MODEL][:3]
 
 
@@ -27,17 +27,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
     _tuning.forget()
 
 
-def nudged(out: jax.Array) -> jax.Array:
-    return out.at[7, 5].add(1.0)
-
-
 def not_a_number(out: jax.Array) -> jax.Array:
     return out.at[47, 63].set(jnp.nan)
 
 
 def test_the_fastest_right_kernel_is_picked(gpu: Gpu) -> None:
     gpu.us = {MODEL: 20.0, BEST: 12.345678, WRONG: 1.0, BROKEN: 1.0}
-    gpu.wrong = {WRONG: nudged, BROKEN: RuntimeError("launch failed\nat line 7")}
+    gpu.wrong = {WRONG: one_off, BROKEN: RuntimeError("launch failed\nat line 7")}
     result = _tune.tune(KEY, 90)
     assert result.entry == Entry(BEST, 12.346, MODEL, 20.0)
     assert gpu.timed == [[name for name in CONTENDERS if name not in (WRONG, BROKEN)]]
@@ -48,7 +44,7 @@ def test_the_fastest_right_kernel_is_picked(gpu: Gpu) -> None:
     assert not result.failure
 
 
-@pytest.mark.parametrize("fault", [nudged, not_a_number, lambda out: 1 / out, lambda out: out * 1.02])
+@pytest.mark.parametrize("fault", [one_off, not_a_number, lambda out: 1 / out, lambda out: out * 1.02])
 def test_wrong_results_are_not_timed(gpu: Gpu, fault: Any) -> None:
     gpu.us = {WRONG: 1.0}
     gpu.wrong = {WRONG: fault}
@@ -75,7 +71,7 @@ def test_what_teaches_nothing_makes_no_row(gpu: Gpu, monkeypatch: pytest.MonkeyP
         timeless = _tune.tune(KEY, 90)
         assert timeless.entry is None
         assert timeless.failure.startswith("times that are not positive: ")
-    gpu.us, gpu.wrong = {}, {MODEL: nudged}
+    gpu.us, gpu.wrong = {}, {MODEL: one_off}
     distrusted = _tune.tune(KEY, 90)
     assert distrusted.entry is None
     assert distrusted.failure.startswith(f"the model's choice, {MODEL}, is not to be trusted: its result is ")

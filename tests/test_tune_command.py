@@ -15,10 +15,10 @@ from jaxgemm import __main__ as main_module
 from jaxgemm import _tune, _tune_command, _tuning, _tuning_table
 from jaxgemm._tuning_table import Entry, Key, Table
 from tests.helpers import run_python
-from tests.tuning_data import H200, Gpu, attach_fake, document, put
+from tests.tuning_data import CONTENDERS, H200, Gpu, attach_fake, document, one_off, put
+from tests.tuning_data import TUNED as KEY
+from tests.tuning_data import TUNED_MODEL as MODEL
 
-KEY = Key("bfloat16", "bfloat16", "bfloat16", "default", "NN", 1, 48, 64, 80)
-MODEL, CONTENDERS = _tune.contenders(KEY, 90)
 BEST, WRONG = [name for name in CONTENDERS if name != MODEL][:2]
 
 
@@ -26,10 +26,6 @@ BEST, WRONG = [name for name in CONTENDERS if name != MODEL][:2]
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
     yield attach_fake(monkeypatch, tmp_path)
     _tuning.forget()
-
-
-def one_off(out: jax.Array) -> jax.Array:
-    return out.at[7, 5].add(1.0)
 
 
 def user_table() -> Table:

@@ -58,6 +58,16 @@ def put(path: Path, content: Any) -> Path:
     return path
 
 
+# A problem that the fake kernels multiply, the model's choice for it, and all that compete.
+TUNED = Key("bfloat16", "bfloat16", "bfloat16", "default", "NN", 1, 48, 64, 80)
+TUNED_MODEL, CONTENDERS = _tune.contenders(TUNED, 90)
+
+
+def one_off(out: jax.Array) -> jax.Array:
+    """A product with one wrong element."""
+    return out.at[7, 5].add(1.0)
+
+
 class Machine:
     """A machine with an H200, whose user and whose jaxgemm have no tables yet."""
 

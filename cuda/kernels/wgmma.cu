@@ -8,7 +8,8 @@
 // are few tiles, K, and add up their sums through each other's shared memory (epilogue/cluster_sums.cuh).
 //
 // TMA needs rows that begin at multiples of 16 bytes, and wgmma K contiguous unless elements have 16 bits: other
-// operands are first copied into the workspace (tile/tma_operand.h).
+// operands are first copied into the workspace (tile/tma_operand.h). Of float32 rhs need not be: the sums are then
+// those of out transposed, and rhs passes through registers (mainloop/sm90_rhs_registers.cuh).
 //
 // Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions"; CUTLASS, "Efficient GEMM in
 // CUDA", section "Hopper Warp Specialization".
@@ -17,6 +18,7 @@
 #include "epilogue/cluster_sums.cuh"
 #include "epilogue/tma_out.cuh"
 #include "launch.cuh"
+#include "mainloop/sm90_rhs_registers.cuh"
 #include "mainloop/sm90_tma_wgmma.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared_storage.cuh"
@@ -48,6 +50,7 @@ struct TileConfig {
   // Sums apart need as many registers again.
   static constexpr bool kHighest = kWarpTile.m * kWarpTile.n <= 16 * 128;
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
+  static constexpr bool kRhsInRegisters = ELEMENT_BYTES == 4 && CTA_N == CONSUMERS * 128;  // float32 along N
   static constexpr int kTilesOfStep = CONSUMERS == 1 && CTA_N == 64 ? 2 : 1;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };
@@ -157,7 +160,26 @@ __device__ void write(Sum (&sums)[kBlocks][kRegisters], sm90::OutWriter& writer,
   }
 }
 
-// The same of a part of K: as they are, to the partial tile of this unit.
+// The same of the sums of RhsInRegisters.
+template <Way kWay, class Loop>
+__device__ void write_quads(typename Loop::Sums& sums, const Epilogue& epilogue, const TileCoord& tile, int first_col,
+                            const Shape& shape) {
+  const auto inside = [&](int row, int col) { return tile.row + row < shape.M && tile.col + col < shape.N; };
+  if constexpr (kWay == Way::kPlain) {
+    auto* g_tile =
+        static_cast<float*>(epilogue.out) + tile.batch * epilogue.batch_stride + tile.row * epilogue.ld + tile.col;
+    Loop::for_each_quad(sums, first_col, [&](int row, int col, const float4& quad) {
+      if (inside(row, col)) *reinterpret_cast<float4*>(g_tile + row * epilogue.ld + col) = quad;
+    });
+  } else {
+    Loop::for_each_quad_in_turn(sums, first_col, [&](int row, int col, const float4& quad) {
+      if (!inside(row, col)) return;
+      epilogue.store4(tile.batch, tile.row + row, tile.col + col, shape.N, {quad.x, quad.y, quad.z, quad.w});
+    });
+  }
+}
+
+// Sums of a part of K: as they are, to the partial tile of this unit.
 template <class Config, class Sum, int kBlocks, int kRegisters>
 __device__ void write_partial(const Sum (&sums)[kBlocks][kRegisters], Sum* g_partial, int first_row) {
   using Pair = typename VectorsOf<Sum>::Pair;
@@ -176,17 +198,26 @@ __device__ void write_partial(const Sum (&sums)[kBlocks][kRegisters], Sum* g_par
   }
 }
 
+// Whether rhs, as it lies along N, passes through registers.
+template <class Config, class Op>
+constexpr bool kSwaps = Config::kRhsInRegisters && !Op::kAnyMajor && Op::kPlanes == 1;
+
+template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
+using LoopOf = std::conditional_t<kSwaps<Config, Op> && !kRhsTransposed, sm90::RhsInRegisters<Config, Op>,
+                                  sm90::Mainloop<Config, Op, kLhsTransposed, kRhsTransposed>>;
+
 template <class Config, class Op, Way kWay, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap lhs_map, const __grid_constant__ CUtensorMap rhs_map,
                  const __grid_constant__ CUtensorMap out_map, bool tma_stores, Epilogue epilogue, FixOf<Op> fix,
                  typename Op::Sum* partials, Schedule<Config> schedule) {
-  using Loop = sm90::Mainloop<Config, Op, kLhsTransposed, kRhsTransposed>;
+  using Loop = LoopOf<Config, Op, kLhsTransposed, kRhsTransposed>;
+  constexpr bool kSwapped = kSwaps<Config, Op> && !kRhsTransposed;
   constexpr Tile kCta = Config::kCtaTile;
   auto& smem = shared_storage<typename Config::SharedStorage>();
   const int rank = Config::kClusterCtas > 1 ? ptx::cluster_ctarank() : 0;
 
-  if (threadIdx.x == 0) smem.pipeline.init();
+  if (threadIdx.x == 0) smem.pipeline.init(Loop::kReleases);
   if (schedule.shape.lhs_rows < kCta.m) Loop::clear_lhs(smem.pipeline);
   if constexpr (Config::kClusterCtas > 1) {
     __syncwarp();
@@ -218,7 +249,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   } else {
     if constexpr (Config::kConsumers > 1) ptx::register_alloc<kConsumerRegisters>();
     const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
-    const int first_row = Config::kPingPong ? 0 : consumer * Loop::kBlocks * ptx::kWgmmaM;  // in the CTA's tile
+    const int first = Config::kPingPong ? 0 : consumer * Loop::kBlocks * ptx::kWgmmaM;  // row, or column if kSwaps
     int turn = 0;  // how many tiles the consumers have had, if they take turns
     sm90::OutWriter writer(smem.out[consumer], 1 + consumer);
     schedule.for_each([&](unsigned unit, const TileCoord& tile, int, int k_tiles) {
@@ -228,17 +259,28 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         smem.pipeline.wait_for_turn(consumer, n / 2);
       }
       typename Loop::Sums sums;
-      Loop::multiply(sums, smem.pipeline, ring, first_row, k_tiles, [&] {
+      Loop::multiply(sums, smem.pipeline, ring, first, k_tiles, [&] {
         if constexpr (Config::kPingPong) smem.pipeline.pass_turn(consumer);
       });
-      const int row = rank * kCta.m + first_row;
-      const TileCoord at = {tile.batch, tile.row + row, tile.col};
+      const int row = rank * kCta.m;
+      const TileCoord at = {tile.batch, tile.row + row + (kSwapped ? 0 : first), tile.col};
       if constexpr (kWay == Way::kCluster) {
         if constexpr (!Config::kPingPong) ptx::barrier_sync(1 + Config::kConsumers, Config::kConsumers * kWarpgroup);
-        smem.sums.store(sums, first_row);
+        if constexpr (kSwapped) {
+          auto& s_tile = smem.sums.tile.of(float{});
+          Loop::store(sums, first, s_tile.elements, s_tile.kStride);
+        } else {
+          smem.sums.store(sums, first);
+        }
       } else if (kWay == Way::kAny && partials != nullptr) {
-        constexpr int64_t kPartialElems = static_cast<int64_t>(Config::kClusterCtas) * kCta.m * kCta.n;
-        write_partial<Config>(sums, partials + unit * kPartialElems, row);
+        auto* g_partial = partials + (static_cast<int64_t>(unit) * Config::kClusterCtas * kCta.m + row) * kCta.n;
+        if constexpr (kSwapped) {
+          Loop::store(sums, first, g_partial, kCta.n);
+        } else {
+          write_partial<Config>(sums, g_partial, first);
+        }
+      } else if constexpr (kSwapped) {
+        write_quads<kWay, Loop>(sums, epilogue, at, first, schedule.shape);
       } else {
         if constexpr (kWay == Way::kAny) fix_sums(sums, fix, at, schedule.shape);
         write<kWay, Op>(sums, writer, out_map, tma_stores, epilogue, at, schedule.shape);
@@ -278,13 +320,13 @@ std::string encode(Maps& maps, const void* lhs, const void* rhs, const Operands<
   const Problem& p = args.problem;
   constexpr Tile kCta = Config::kCtaTile;
   if (p.K > 0) {  // a tensor map cannot be empty, and is not needed then
-    std::string error = encode_tensor_map(maps.lhs, operand_box(lhs, p.lhs_dtype, operands.lhs.view(), p.batch,
-                                                                schedule.shape.lhs_rows, kCta.k, sm90::kSwizzle));
-    if (!error.empty()) return "lhs: " + error;
     const int share = kCta.n / Config::kClusterCtas;
-    error = encode_tensor_map(
-        maps.rhs, operand_box(rhs, p.rhs_dtype, operands.rhs.view(), p.batch, kCta.k, share, sm90::kSwizzle));
-    if (!error.empty()) return "rhs: " + error;
+    TensorBox lhs_box =
+        operand_box(lhs, p.lhs_dtype, operands.lhs.view(), p.batch, schedule.shape.lhs_rows, kCta.k, sm90::kSwizzle);
+    TensorBox rhs_box = operand_box(rhs, p.rhs_dtype, operands.rhs.view(), p.batch, kCta.k, share, sm90::kSwizzle);
+    lhs_box.rounds_to_tf32 = rhs_box.rounds_to_tf32 = p.lhs_dtype == DType::kF32 && sm90::planes(p) == 1;
+    if (std::string error = encode_tensor_map(maps.lhs, lhs_box); !error.empty()) return "lhs: " + error;
+    if (std::string error = encode_tensor_map(maps.rhs, rhs_box); !error.empty()) return "rhs: " + error;
   }
   const bool aligned = reinterpret_cast<uintptr_t>(args.out) % ptx::kChunkBytes == 0 &&
                        tma_addressable(p.out, p.out_dtype) && p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0;
@@ -329,15 +371,19 @@ std::string launch_for(const GemmArgs& args) {
       if (schedule.in_cluster) return launch.template operator()<Way::kCluster>();
     }
     if constexpr (!Op::kRecomputes) {
-      if (maps.tma_stores && epilogue.plain() && partials == nullptr) return launch.template operator()<Way::kPlain>();
+      const bool stores =
+          kSwaps<Config, Op> && !kRhsTransposed ? epilogue.quads_aligned && p.N % 4 == 0 : maps.tma_stores;
+      if (stores && epilogue.plain() && partials == nullptr) return launch.template operator()<Way::kPlain>();
     }
     return launch.template operator()<Way::kAny>();
   };
   std::string error;
   if constexpr (Op::kAnyMajor) {
     error = dispatch_layout(p.layout(), launch_layout);
-  } else {
+  } else if (!kSwaps<Config, Op> || operands.rhs.view().transposed) {
     error = launch_layout.template operator()<false, true>();
+  } else if constexpr (kSwaps<Config, Op>) {
+    error = launch_layout.template operator()<false, false>();
   }
   if (!error.empty() || partials == nullptr) return error;
   return reduce_partial_tiles(args, Schedule<Config>::kTile, schedule.split, partials, Op::kRecomputes);

@@ -3,7 +3,7 @@
 // forth: `full` when the copies have landed, `empty` when all have read it.
 //
 // Operands lie in shared memory as they do in global memory, along K or, if they have 16 bits, along M or N: wgmma's
-// descriptors say which.
+// descriptors say which. (For float32 along N see sm90_rhs_registers.cuh.)
 // CTAs of a cluster compute tiles below one another. They need the same part of rhs: each loads a share of it for all.
 #pragma once
 
@@ -70,6 +70,7 @@ struct OperandTile {
 
   // Of the rows from mn on, a multiple of 64, and all of K.
   __device__ static uint64_t descriptor(const char* s_tile, int mn) {
+    static_assert(sizeof(Element) == 2 || !kMnContiguous);
     constexpr ptx::MatrixLayout kLayout = {
         .leading_bytes = kMnContiguous ? kBoxBytes : 16, .stride_bytes = kAtomBytes, .swizzle = kSwizzle};
     return ptx::matrix_descriptor(ptx::shared_address(s_tile) + mn * kRowBytes, kLayout);
@@ -77,7 +78,7 @@ struct OperandTile {
 
   // From one step of wgmma along K to the next.
   static constexpr int kStepBytes = kMnContiguous ? ptx::kWgmmaK<Element> * kRowBytes : ptx::kWgmmaStepBytes;
-  static_assert(kMn % 64 == 0 && (sizeof(Element) == 2 || !kMnContiguous), "64 rows follow each other in either order");
+  static_assert(kMn % 64 == 0, "64 rows follow each other in either order");
 
  private:
   template <int kCtas>
@@ -105,11 +106,11 @@ struct Pipeline {
   ptx::Mbarrier full[kStages], empty[kStages];
   ptx::Mbarrier done[2];  // with a tile: each of two consumers that take turns
 
-  // By one thread, before a barrier of the cluster.
-  __device__ void init() {
+  // By one thread, before a barrier of the cluster. `releases`: how many times each reader releases a stage.
+  __device__ void init(int releases) {
     for (int stage = 0; stage < kStages; ++stage) {
       ptx::mbarrier_init(full[stage], kProducers);
-      ptx::mbarrier_init(empty[stage], kReaders * kClusterCtas);
+      ptx::mbarrier_init(empty[stage], static_cast<uint32_t>(releases * kReaders * kClusterCtas));
     }
     if constexpr (Config::kPingPong) {
       for (ptx::Mbarrier& barrier : done) ptx::mbarrier_init(barrier, kWarpgroup / 32);
@@ -127,9 +128,12 @@ struct Pipeline {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(done[consumer]);
   }
 
-  // The executing warpgroup has read the stage: one arrival at every CTA whose copies write to it.
-  __device__ void release(int stage) {
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  // The executing warpgroup, or warp, has read the stage: one arrival at every CTA whose copies write to it.
+  __device__ void release(int stage) { release_by(stage, static_cast<int>(threadIdx.x) % kWarpgroup); }
+  __device__ void release_by_warp(int stage) { release_by(stage, static_cast<int>(threadIdx.x) % 32); }
+
+ private:
+  __device__ void release_by(int stage, int thread) {
     if constexpr (kClusterCtas == 1) {
       if (thread == 0) ptx::mbarrier_arrive(empty[stage]);
     } else {
@@ -157,6 +161,8 @@ struct Mainloop {
   // A step: k-tiles that are waited for once. Between two steps of a small tile the tensor cores run dry.
   static constexpr int kTilesOfStep = kPlanes == 1 ? Config::kTilesOfStep : 1, kStagesOfStep = kTilesOfStep * kPlanes;
   static_assert(kCta.k == Lhs::kTileK && Config::kStages % kStagesOfStep == 0);
+
+  static constexpr int kReleases = 1;  // of a stage by a reader
 
   using StageRing = Ring<Config::kStages / kStagesOfStep>;
   using Stage = typename Pipeline<Config>::Stage;
@@ -242,7 +248,7 @@ struct Mainloop {
     all_issued();
     ptx::wgmma_wait<0>();
     if (k_tiles > 0) s_pipeline.release(previous);
-    pin(sums);
+    ptx::pin_registers(sums);
   }
 
  private:
@@ -266,7 +272,7 @@ struct Mainloop {
       }
       ptx::wgmma_wait<0>();
       s_pipeline.release(previous);
-      pin(new_sums);
+      ptx::pin_registers(new_sums);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
@@ -298,11 +304,6 @@ struct Mainloop {
       }
     }
     ptx::wgmma_commit();
-  }
-
-  __device__ static void pin(Sums& sums) {
-#pragma unroll
-    for (auto& block : sums) ptx::pin_registers(block);
   }
 };
 

@@ -38,6 +38,11 @@ __device__ inline void pin_registers(Sum (&d)[kRegisters]) {
     if constexpr (!std::is_same_v<Sum, float>) asm volatile("" : "+r"(d[i])::"memory");
   }
 }
+template <class Sum, int kBlocks, int kRegisters>
+__device__ inline void pin_registers(Sum (&blocks)[kBlocks][kRegisters]) {
+#pragma unroll
+  for (auto& block : blocks) pin_registers(block);
+}
 
 // What of the instruction's text the operands' types decide: asm puts it in, with the constraint "C". K and the types
 // of D, A and B:

@@ -54,16 +54,14 @@ struct Transposed {
   uint32_t words[kBlock][kWords][kWords + 1];  // [row in its block][block of rows][block of columns], of the copy
 };
 
-// Writes a word of row `mn` of the copy, from element k on: of float32 rounded, and what that leaves.
+// Writes a word of row `mn` of the copy, from element k on, or the two parts of a float32.
 template <class Element, int kPlanes>
 __device__ void store_word(Element* g_copy, const KMajor& shape, int64_t mn, int64_t k, uint32_t word) {
   uint32_t* g_word = reinterpret_cast<uint32_t*>(g_copy + mn * kPlanes * shape.padded_k + k);
-  if constexpr (sizeof(Element) == sizeof(float)) {
+  if constexpr (kPlanes == 2) {
     const uint32_t big = ptx::to_tf32(__uint_as_float(word)) & kTf32Bits;
     g_word[0] = big;
-    if constexpr (kPlanes == 2) {
-      g_word[shape.padded_k] = ptx::to_tf32(__uint_as_float(word) - __uint_as_float(big));
-    }
+    g_word[shape.padded_k] = ptx::to_tf32(__uint_as_float(word) - __uint_as_float(big));
   } else {
     g_word[0] = word;
   }
@@ -79,8 +77,8 @@ __global__ void __launch_bounds__(kThreads)
   const Element* g_from = from + matrix * shape.from.batch_stride;
   Element* g_to = to + matrix * shape.mn * kPlanes * shape.padded_k;
 
-  if constexpr (!kTransposes) {  // of words only: others are copied to be transposed
-    static_assert(kBlock == 1);
+  if constexpr (!kTransposes) {  // but takes apart
+    static_assert(kBlock == 1 && kPlanes == 2);
 #pragma unroll
     for (int i = 0; i < kBlocksOfThread; ++i) {
       const int64_t mn = outer + warp + i * (kThreads / 32), k = inner + lane;
@@ -131,11 +129,9 @@ std::string launch_copy(void* to, const void* from, const KMajor& shape, void* s
 std::string k_major_copy(void* to, const void* from, const KMajor& shape, DType dtype, void* stream) {
   if (shape.elements() == 0) return {};
   if (size_bytes(dtype) == 1) return launch_copy<uint8_t, 1, true>(to, from, shape, stream);
-  const auto launch = [&]<bool kTransposes>() {
-    return shape.planes == 1 ? launch_copy<uint32_t, 1, kTransposes>(to, from, shape, stream)
-                             : launch_copy<uint32_t, 2, kTransposes>(to, from, shape, stream);
-  };
-  return shape.transposes ? launch.template operator()<true>() : launch.template operator()<false>();
+  if (shape.planes == 1) return launch_copy<uint32_t, 1, true>(to, from, shape, stream);
+  return shape.transposes ? launch_copy<uint32_t, 2, true>(to, from, shape, stream)
+                          : launch_copy<uint32_t, 2, false>(to, from, shape, stream);
 }
 
 }  // namespace jaxgemm

@@ -1,5 +1,5 @@
-// Copies an operand into the workspace with K contiguous, for wgmma, which takes elements of other sizes than 16 bits
-// only so. float32 becomes TF32, to nearest: wgmma would truncate. Or it becomes two matrices side by side, for 3xTF32.
+// Copies an operand into the workspace with K contiguous, for wgmma, which reads elements of other sizes than 16 bits
+// from shared memory only so. For 3xTF32 it becomes two matrices side by side.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace jaxgemm {
 
 // Rows of M or N, along each of which lie the `planes` parts of an operand, each K long and filled up with zeros to
-// padded_k: the operand's elements, of float32 rounded to TF32, and what that left of them (planes = 2).
+// padded_k: the operand's elements; or (planes = 2) float32 rounded to TF32, and what that left of it.
 struct KMajor {
   int64_t mn = 0, k = 0, padded_k = 0;
   int64_t copies = 1;  // matrices

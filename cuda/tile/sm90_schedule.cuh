@@ -29,7 +29,8 @@ struct Operands {
 
  private:
   static TmaOperand operand(const Problem& p, bool lhs) {
-    return {p, lhs, size_bytes(p.lhs_dtype) == 2, planes(p), Config::kTileK};
+    const bool any_major = size_bytes(p.lhs_dtype) == 2 || (!lhs && Config::kRhsInRegisters);
+    return {p, lhs, any_major, planes(p), Config::kTileK};
   }
 };
 

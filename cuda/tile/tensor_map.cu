@@ -29,9 +29,10 @@ EncodeTiled encode_tiled() {
   return function;
 }
 
-CUtensorMapDataType data_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+// TMA's rounding is not documented; what it does was read off an H200, as the emulator's probes can be.
+CUtensorMapDataType data_type(const TensorBox& box) {
+  switch (box.dtype) {
+    case DType::kF32: return box.rounds_to_tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     case DType::kF16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::kBF16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     case DType::kS32: return CU_TENSOR_MAP_DATA_TYPE_INT32;
@@ -114,8 +115,8 @@ std::string encode_tensor_map(CUtensorMap& map, const TensorBox& box) {
   const cuuint32_t box_extents[] = {static_cast<cuuint32_t>(box.box_inner), static_cast<cuuint32_t>(box.box_outer), 1};
   const cuuint32_t steps[] = {1, 1, 1};
   const CUresult result =
-      encode(&map, data_type(box.dtype), static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data), extents,
-             strides, box_extents, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_mode(box.swizzle),
+      encode(&map, data_type(box), static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data), extents, strides,
+             box_extents, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_mode(box.swizzle),
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return "cuTensorMapEncodeTiled: CUDA driver error " + std::to_string(static_cast<int>(result)) + " for a tensor of " +

@@ -24,6 +24,7 @@ struct TensorBox {
   int64_t outer_stride = 0, batch_stride = 0;  // in elements
   int box_inner = 0, box_outer = 0;            // of the box, in elements; one matrix deep
   ptx::Swizzle swizzle = ptx::Swizzle::kNone;
+  bool rounds_to_tf32 = false;  // float32, on the way into shared memory: to nearest, ties to even
 };
 
 // Writes the map of `box`; returns "" or a sentence that says what TMA cannot do.

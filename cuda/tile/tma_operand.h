@@ -27,7 +27,7 @@ class TmaOperand {
         batch_(p.batch),
         k_major_(KMajor::of(p, lhs, planes, k_multiple)),
         view_(k_major_.from) {
-    if (dtype_ == DType::kF32 || (!any_major && k_major_.transposes)) {
+    if (planes > 1 || (!any_major && k_major_.transposes)) {
       copy_ = Copy::kKMajor;
       view_ = k_major_.view();
     } else if (!tma_addressable(view_, dtype_)) {

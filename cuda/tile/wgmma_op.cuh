@@ -53,7 +53,7 @@ struct WgmmaOp {
   static constexpr bool kAnyMajor = sizeof(Lhs) == 2;
 };
 
-// float32 as TF32, to which the copies into the workspace have rounded it (tile/k_major_copy.h).
+// float32 as TF32, to which TMA rounds it on the way into shared memory: wgmma would truncate.
 using WgmmaTf32 = WgmmaOp<DType::kF32, DType::kF32>;
 
 // float32 as 3xTF32, see MmaTf32x3: but x = big + small is what the copies into the workspace hold, both rounded to

@@ -6,6 +6,7 @@ from tests.emulated.mutation import Mutation
 from tests.emulator.build import CUDA
 
 LOOP, TMA_OUT, SCHEDULE = "mainloop/sm90_tma_wgmma.cuh", "epilogue/tma_out.cuh", "tile/sm90_schedule.cuh"
+RHS_IN_REGISTERS = "mainloop/sm90_rhs_registers.cuh"
 CLUSTER_SUMS, RECOMPUTE = "epilogue/cluster_sums.cuh", "epilogue/recompute.cuh"
 K_COPY, TMA_OPERAND, TENSOR_MAP = "tile/k_major_copy.cu", "tile/tma_operand.h", "tile/tensor_map.cu"
 FLOAT32, BYTES = "64x128x32", "64x128x128"  # float32 at both precisions; int8 and fp8
@@ -86,7 +87,7 @@ _PARTS_OF_K = [
              "if constexpr (Config::kClusterCtas > 1) ptx::cluster_sync();"),
     Mutation("wgmma", "stages overwritten that the other consumer reads",
              "ptx::barrier_sync(1 + Config::kConsumers, Config::kConsumers * kWarpgroup);", ";", tile="256x128x64"),
-    Mutation("wgmma", "sums of the other consumer's rows", "smem.sums.store(sums, first_row);",
+    Mutation("wgmma", "sums of the other consumer's rows", "smem.sums.store(sums, first);",
              "smem.sums.store(sums, 0);", tile="256x128x64"),
     Mutation("wgmma", "a CTA's sums left out", "cta < ctas; ++cta", "cta < ctas - 1; ++cta", file=CLUSTER_SUMS),
     Mutation("wgmma", "rows that are nobody's share", "(kRows + ctas - 1) / ctas", "kRows / ctas", file=CLUSTER_SUMS),
@@ -123,9 +124,7 @@ _K_COPY = [
              file=K_COPY, tile=FLOAT32),
     Mutation("wgmma", "big part in the small one", "to_tf32(__uint_as_float(word) - __uint_as_float(big))",
              "to_tf32(__uint_as_float(word))", file=K_COPY, tile=FLOAT32),
-    Mutation("wgmma", "truncated to TF32", "ptx::to_tf32(__uint_as_float(word)) & kTf32Bits", "word & kTf32Bits",
-             file=K_COPY, tile=FLOAT32),
-    Mutation("wgmma", "float32 as it lies", "dtype_ == DType::kF32 ||", "", file=TMA_OPERAND, tile=FLOAT32),
+    Mutation("wgmma", "float32 not taken apart", "planes > 1 ||", "", file=TMA_OPERAND, tile=FLOAT32),
 ]  # fmt: skip
 
 _SUMS = [
@@ -170,4 +169,42 @@ _SUMS = [
              tile=FLOAT32),
 ]  # fmt: skip
 
-HOPPER = [*_RING, *_OUT, *_PARTS_OF_K, *_K_COPY, *_SUMS]
+_RHS_IN_REGISTERS = [
+    Mutation("wgmma", "truncated by TMA", "box.rounds_to_tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 :", "", file=TENSOR_MAP,
+             tile=FLOAT32),
+    Mutation("wgmma", "one operand truncated", "lhs_box.rounds_to_tf32 = rhs_box", "rhs_box", tile=FLOAT32),
+    Mutation("wgmma", "lhs along M as it lies", "(!lhs && Config::kRhsInRegisters)", "Config::kRhsInRegisters",
+             file=SCHEDULE, tile=FLOAT32),
+    Mutation("wgmma", "quads in the same banks", "group / 2 ^ group % 2 * 5", "group", file=RHS_IN_REGISTERS,
+             tile=FLOAT32, conflicts=True),
+    Mutation("wgmma", "pairs in the same banks", "return lane / 8 % 2 != 0;", "return false;", file=RHS_IN_REGISTERS,
+             tile=FLOAT32, conflicts=True),
+    Mutation("wgmma", "pairs not put in order", "low = swapped ? pairs[1] : pairs[0]", "low = pairs[0]",
+             file=RHS_IN_REGISTERS, tile=FLOAT32),
+    Mutation("wgmma", "half a fragment twice", "lane, i, 0).col", "lane, 0, 0).col", file=RHS_IN_REGISTERS,
+             tile=FLOAT32),
+    Mutation("wgmma", "columns of the other consumer", "(first_col / kColsOfWarp + thread / 32)", "(thread / 32)",
+             file=RHS_IN_REGISTERS, tile="128x256x32"),
+    Mutation("wgmma", "sums in the other consumer's columns", "Loop::store(sums, first, g_partial",
+             "Loop::store(sums, 0, g_partial", tile="128x256x32"),
+    Mutation("wgmma", "the first k-tile not waited for",
+             "ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);", "", 0, RHS_IN_REGISTERS, FLOAT32),
+    Mutation("wgmma", "the next k-tile not waited for",
+             "ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);", "", 1, RHS_IN_REGISTERS, FLOAT32),
+    Mutation("wgmma", "stage of fragments released too early", "ptx::wgmma_wait<kInFlight>();",
+             "ptx::wgmma_wait<kInFlight + 1>();", file=RHS_IN_REGISTERS, tile=FLOAT32),
+    Mutation("wgmma", "stage released by the first warp", "kReleases = kWarpgroup / 32;", "kReleases = 1;",
+             file=RHS_IN_REGISTERS, tile=FLOAT32),
+    Mutation("wgmma", "stage released by the first lane", "    __syncwarp();\n", "", file=RHS_IN_REGISTERS,
+             tile=FLOAT32),
+    Mutation("wgmma", "no fence before products of fragments", "ptx::wgmma_fence();", "", file=RHS_IN_REGISTERS,
+             tile=FLOAT32),
+    Mutation("wgmma", "no wait for the last products of fragments", "ptx::wgmma_wait<0>();", "", file=RHS_IN_REGISTERS,
+             tile=FLOAT32),
+    Mutation("wgmma", "quads do not take turns", "block[j - 4] = block[j];", ";", file=RHS_IN_REGISTERS, tile=FLOAT32),
+    Mutation("wgmma", "quads of misaligned rows", "epilogue.quads_aligned && p.N % 4 == 0", "true", tile=FLOAT32),
+    Mutation("wgmma", "quads behind the edge", "if (inside(row, col)) *", "*", tile=FLOAT32),
+    Mutation("wgmma", "finished quads behind the edge", "if (!inside(row, col)) return;", "", tile=FLOAT32),
+]  # fmt: skip
+
+HOPPER = [*_RING, *_OUT, *_PARTS_OF_K, *_K_COPY, *_SUMS, *_RHS_IN_REGISTERS]

@@ -55,7 +55,7 @@ def cluster_shape(emulated: Emulator, info: Any, precision: str = "default") -> 
 
     def wanted(shape: Shape) -> bool:
         splits, in_cluster = emulated.splits(info.name, shape.m, shape.n, shape.k, precision)
-        return in_cluster and splits not in (2, 4, 8) and shape.m <= shape.n
+        return in_cluster and tile_m % splits != 0 and shape.m <= shape.n
 
     return min(filter(wanted, shapes), key=lambda shape: tiled_work(info, shape), default=None)
 

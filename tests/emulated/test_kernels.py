@@ -116,7 +116,7 @@ def test_splits_of_several_k_tiles(emulated: Emulator, info: Any, dtypes: DTypes
         trial = Trial(Case(shape, "NT"), place, precision=precision)
         result, expected = try_integers(emulated, info.name, dtypes, trial)
         assert not faults(result, expected)
-        copies = 2 if info.tma and dtypes[0] == "float32" else 0
+        copies = 2 if info.tma and precision == "highest" else 0
         second_kernel.append(result.run.launches - copies == 2)
     assert second_kernel == ([False, True] if shared else [True])
 

@@ -43,7 +43,7 @@ template <class T, Swizzle kSwizzle>
 constexpr int kBoxWords = kBoxRows * kBoxElems<T, kSwizzle> * static_cast<int>(sizeof(T)) / 4;
 
 template <class T, Swizzle kSwizzle>
-std::string encode(CUtensorMap& map, const void* data, int rank) {
+std::string encode(CUtensorMap& map, const void* data, int rank, bool tf32 = false) {
   using Of = Tensor<T>;
   return encode_tensor_map(map, {.data = data,
                                  .dtype = Of::kDType,
@@ -55,7 +55,8 @@ std::string encode(CUtensorMap& map, const void* data, int rank) {
                                  .batch_stride = Of::kRows * Of::kRowElems,
                                  .box_inner = kBoxElems<T, kSwizzle>,
                                  .box_outer = kBoxRows,
-                                 .swizzle = kSwizzle});
+                                 .swizzle = kSwizzle,
+                                 .rounds_to_tf32 = tf32});
 }
 
 template <int kWords>
@@ -87,17 +88,17 @@ __global__ void __launch_bounds__(32) load_kernel(const __grid_constant__ CUtens
   }
 }
 
-template <class T, Swizzle kSwizzle, int kRank>
+template <class T, Swizzle kSwizzle, int kRank, bool kTf32>
 std::string launch_load(const uint32_t* in, uint32_t* out, void* stream) {
   CUtensorMap map;
-  if (std::string error = encode<T, kSwizzle>(map, in, kRank); !error.empty()) return error;
+  if (std::string error = encode<T, kSwizzle>(map, in, kRank, kTf32); !error.empty()) return error;
   return launch_kernel(load_kernel<T, kSwizzle, kRank>, 1, 32, sizeof(TmaStorage<kBoxWords<T, kSwizzle>>), stream, map,
                        out);
 }
 
-template <class T, Swizzle kSwizzle, int kRank>
+template <class T, Swizzle kSwizzle, int kRank, bool kTf32 = false>
 constexpr Probe load_probe(std::string_view name) {
-  return {name, Tensor<T>::kWords, kOrigins * kBoxWords<T, kSwizzle>, &launch_load<T, kSwizzle, kRank>};
+  return {name, Tensor<T>::kWords, kOrigins * kBoxWords<T, kSwizzle>, &launch_load<T, kSwizzle, kRank, kTf32>};
 }
 
 __global__ void __launch_bounds__(256) fill_kernel(uint32_t* out, int words) {
@@ -239,6 +240,7 @@ constexpr Probe kProbes[] = {
     load_probe<float, kNone, 3>("tma.load.3d.none.f32"),
     load_probe<float, k32, 2>("tma.load.2d.32.f32"),
     load_probe<float, k128, 3>("tma.load.3d.128.f32"),
+    load_probe<float, k128, 3, true>("tma.load.3d.128.tf32"),
     store_probe<Bf16, kNone, 3>("tma.store.3d.none"),
     store_probe<Bf16, k32, 2>("tma.store.2d.32"),
     store_probe<Bf16, k64, 3>("tma.store.3d.64"),

@@ -26,10 +26,12 @@ int element_bytes(CUtensorMapDataType type) {
     case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: return 2;
     case CU_TENSOR_MAP_DATA_TYPE_UINT32:
     case CU_TENSOR_MAP_DATA_TYPE_INT32:
-    case CU_TENSOR_MAP_DATA_TYPE_FLOAT32: return 4;
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
+    case CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: return 4;
     case CU_TENSOR_MAP_DATA_TYPE_UINT64:
     case CU_TENSOR_MAP_DATA_TYPE_INT64:
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT64: return 8;
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT32_FTZ: break;  // not modelled
   }
   return 0;
 }
@@ -120,7 +122,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                     .box = {1, 1, 1, 1, 1},
                     .rank = static_cast<uint8_t>(rank),
                     .element_bytes = static_cast<uint8_t>(bytes),
-                    .swizzle = swizzle_of(swizzle)};
+                    .swizzle = swizzle_of(swizzle),
+                    .rounds_to_tf32 = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32};
   for (uint32_t i = 0; i < rank; ++i) {
     made.last_index[i] = static_cast<uint32_t>(extents[i] - 1);
     made.box[i] = static_cast<uint16_t>(box[i]);

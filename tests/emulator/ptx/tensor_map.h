@@ -18,6 +18,7 @@ struct TensorMap {
   uint16_t box[kMaxTensorRank];         // extents beyond the rank are 1
   uint8_t rank, element_bytes;
   jaxgemm::ptx::Swizzle swizzle;
+  bool rounds_to_tf32;
 
   uint32_t row_bytes() const { return uint32_t{box[0]} * element_bytes; }  // of the box, contiguous in global memory
   uint32_t rows() const { return uint32_t{box[1]} * box[2]; }

@@ -79,6 +79,24 @@ void each_chunk(const TensorMap& map, SharedAddress box, uint32_t row, Move&& mo
   }
 }
 
+// To nearest, ties to even, denormal numbers too; what is too large becomes infinite, and all that is not a number the
+// same one. Seen on an H200.
+void round_to_tf32(unsigned char* bytes, uint32_t size) {
+  constexpr uint32_t kDropped = 0x1FFF, kHalf = 0x1000, kMagnitude = 0x7FFFFFFF, kInfinity = 0x7F800000;
+  constexpr uint32_t kNan = 0x7FFFE000;
+  for (uint32_t at = 0; at < size; at += sizeof(uint32_t)) {
+    uint32_t bits;
+    std::memcpy(&bits, bytes + at, sizeof bits);
+    if ((bits & kMagnitude) > kInfinity) {
+      bits = kNan;
+    } else {
+      const uint32_t odd = bits / (kDropped + 1) % 2;
+      bits = (bits + kHalf - 1 + odd) & ~kDropped;
+    }
+    std::memcpy(bytes + at, &bits, sizeof bits);
+  }
+}
+
 void load_box(const TensorMap& map, const BoxOrigin& origin, SharedAddress box, Pc where) {
   std::vector<unsigned char> bytes(map.row_bytes());
   for (uint32_t row = 0; row < map.rows(); ++row) {
@@ -87,6 +105,7 @@ void load_box(const TensorMap& map, const BoxOrigin& origin, SharedAddress box, 
     if (inside.inside_bytes > 0) {
       touch_global(inside.address, inside.inside_bytes, 1, Access::kRead, "TMA load", where);
       std::memcpy(bytes.data() + inside.first_byte, inside.address, inside.inside_bytes);
+      if (map.rounds_to_tf32) round_to_tf32(bytes.data() + inside.first_byte, inside.inside_bytes);
     }
     each_chunk(map, box, row,
                [&](unsigned char* chunk, uint32_t byte) { std::memcpy(chunk, bytes.data() + byte, kChunkBytes); });
