@@ -170,8 +170,8 @@ _SUMS = [
 ]  # fmt: skip
 
 _RHS_IN_REGISTERS = [
-    Mutation("wgmma", "truncated by TMA", "box.rounds_to_tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 :", "", file=TENSOR_MAP,
-             tile=FLOAT32),
+    Mutation("wgmma", "truncated by TMA", "box.rounds_to_tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 :", "",
+             file=TENSOR_MAP, tile=FLOAT32),
     Mutation("wgmma", "one operand truncated", "lhs_box.rounds_to_tf32 = rhs_box", "rhs_box", tile=FLOAT32),
     Mutation("wgmma", "lhs along M as it lies", "(!lhs && Config::kRhsInRegisters)", "Config::kRhsInRegisters",
              file=SCHEDULE, tile=FLOAT32),

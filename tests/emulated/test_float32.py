@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape, ragged_case
-from tests.emulated.support import affordable, in_parallel, placements
+from tests.emulated.support import PLACEMENTS, affordable, in_parallel, placements
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Result, Trial, exact, faults
 from tests.gpu.support import float32_highest, over_modes
@@ -71,7 +71,7 @@ def test_extremes(emulated: Emulator, info: Any, dtypes: DTypes, precision: str,
         i, (lhs, rhs) = numbered
         layout = LAYOUTS[i % len(LAYOUTS)]
         case = Case(Shape(lhs.shape[0], rhs.shape[1], lhs.shape[1]), layout)
-        trial = Trial(case, places[i % len(places)], Schedule(i), precision=precision)
+        trial = Trial(case, PLACEMENTS[i % len(PLACEMENTS)], Schedule(i), precision=precision)
         operands = stored(layout, lhs, rhs)
         return trial, trial.run(emulated, info.name, dtypes, *operands), operands
 
