@@ -2,14 +2,15 @@
 
 What a figure means: the durations of all kernels that one call launches, summed (padding, reductions and transposes
 included; memory sets and device-to-device copies are not kernels and are not seen). Variants that are compared run
-interleaved, a b c a b c, so that clocks and temperature drift over all of them alike, and every call reads another
-set of inputs, so that nothing is found in the L2 cache that a cold call would not find there.
+interleaved, a b c b a c, so that clocks and temperature drift over all of them alike, in another order each round, as
+what runs before a call leaves it dirty lines in the L2 cache or an idle GPU, and every call reads another set of inputs, so that nothing is found in the L2 cache that a cold call would not find there.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import random
 import statistics
 import time
 import warnings
@@ -190,9 +191,14 @@ class _Schedule:
         """
         return round_index * len(self.names) + position if self._shared else round_index
 
+    def order(self, round_index: int) -> list[str]:
+        """The functions as the round calls them: any order is as likely as another, and the same each time."""
+        return random.Random(round_index).sample(self.names, len(self.names))
+
     def run_round(self, round_index: int) -> None:
         """Calls every function once, then waits; outputs are dropped."""
-        outs = [(name, self.call(name, self.input_index(round_index, i))) for i, name in enumerate(self.names)]
+        order = self.order(round_index)
+        outs = [(name, self.call(name, self.input_index(round_index, i))) for i, name in enumerate(order)]
         for name, out in outs:
             self.block(name, out)
 
@@ -257,17 +263,17 @@ def _compare_cupti(cupti: Cupti, schedule: _Schedule, plan: _Plan) -> dict[str, 
         schedule.run_round(0)  # not counted: brings the clocks up
         for i in plan.rounds_in_budget():
             schedule.run_round(i + 1)
-            calls.extend(schedule.names)
+            calls.extend(schedule.order(i + 1))
 
     records = _record(cupti, body)
-    samples_us = split_records(records, [*schedule.names, *calls], kernels)
+    samples_us = split_records(records, [*schedule.order(0), *calls], kernels)
     return {name: Timing.of(samples_us[name][1:], kernels[name], "cupti") for name in schedule.names}
 
 
 def _compare_wall(schedule: _Schedule, plan: _Plan) -> dict[str, Timing]:
     samples_us: dict[str, list[float]] = {name: [] for name in schedule.names}
     for round_index in plan.rounds_in_budget():
-        for position, name in enumerate(schedule.names):
+        for position, name in enumerate(schedule.order(round_index)):
             begin = time.perf_counter()
             schedule.block(name, schedule.call(name, schedule.input_index(round_index, position)))
             samples_us[name].append(1e6 * (time.perf_counter() - begin))

@@ -36,23 +36,25 @@ def cupti(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
 
 
 def test_compare_sums_the_kernels_of_each_call(cupti: FakeCupti) -> None:
-    seen: dict[str, list[int]] = {"a": [], "b": []}
+    seen: list[tuple[str, int]] = []
 
     def a(x: int) -> None:
-        seen["a"].append(x)
+        seen.append(("a", x))
         cupti.launch("pad", 0.001)
         cupti.launch("gemm", 0.002)
 
     def b(x: int) -> None:
-        seen["b"].append(x)
+        seen.append(("b", x))
         cupti.launch("gemm", 0.005)
 
     timings = _timing.compare({"a": a, "b": b}, [(0,), (1,), (2,)], rounds=6)
     assert timings["a"].us == pytest.approx(3) and timings["b"].us == pytest.approx(5)
     assert timings["a"].kernels == ("pad", "gemm") and timings["a"].samples == 6
     assert timings["a"].source == "cupti"
-    assert seen["a"][-7:] == [0, 2, 1, 0, 2, 1, 0]  # shared inputs advance with every call of either function
-    assert seen["b"][-7:] == [1, 0, 2, 1, 0, 2, 1]
+    rounds = [seen[i : i + 2] for i in range(len(seen) - 14, len(seen), 2)]
+    assert [x for calls in rounds for _, x in calls] == [i % 3 for i in range(14)]  # advance with every call of either
+    assert {"".join(sorted(name for name, _ in calls)) for calls in rounds} == {"ab"}
+    assert len({calls[0][0] for calls in rounds}) == 2, "the same function always comes first"
 
 
 def test_compare_retries_once_then_says_what_does_not_match(cupti: FakeCupti) -> None:
