@@ -2,8 +2,9 @@
 
 What a figure means: the durations of all kernels that one call launches, summed (padding, reductions and transposes
 included; memory sets and device-to-device copies are not kernels and are not seen). Variants that are compared run
-interleaved, a b c b a c, so that clocks and temperature drift over all of them alike, in another order each round, as
-what runs before a call leaves it dirty lines in the L2 cache or an idle GPU, and every call reads another set of inputs, so that nothing is found in the L2 cache that a cold call would not find there.
+interleaved, so that clocks and temperature drift over all of them alike, and in another order each round, as what runs
+before a call leaves it dirty lines in the L2 cache or an idle GPU. Every call reads another set of inputs, so that
+nothing is found in the L2 cache that a cold call would not find there.
 """
 
 from __future__ import annotations
