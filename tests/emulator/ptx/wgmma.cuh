@@ -48,6 +48,8 @@ EMU_INLINE void wgmma_wait() {
 
 template <class Sum, int kRegisters>
 EMU_INLINE void pin_registers(Sum (&)[kRegisters]) {}
+template <class Sum, int kBlocks, int kRegisters>
+EMU_INLINE void pin_registers(Sum (&)[kBlocks][kRegisters]) {}
 
 template <class A, class B, int kN, Major kMajorA, Major kMajorB>
 EMU_INLINE void wgmma(WgmmaSum<A> (&d)[kN / 2], uint64_t descriptor_a, uint64_t descriptor_b, int scale_d) {
