@@ -124,6 +124,8 @@ _K_COPY = [
              file=K_COPY, tile=FLOAT32),
     Mutation("wgmma", "big part in the small one", "to_tf32(__uint_as_float(word) - __uint_as_float(big))",
              "to_tf32(__uint_as_float(word))", file=K_COPY, tile=FLOAT32),
+    Mutation("wgmma", "truncated to TF32", "ptx::to_tf32(__uint_as_float(word)) & kTf32Bits", "word & kTf32Bits",
+             file=K_COPY, tile=FLOAT32),
     Mutation("wgmma", "float32 not taken apart", "planes > 1 ||", "", file=TMA_OPERAND, tile=FLOAT32),
 ]  # fmt: skip
 

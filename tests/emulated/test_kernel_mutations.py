@@ -102,6 +102,12 @@ def fault_of_rounding(emulator: Emulator, info: KernelInfo) -> str:
     result = Trial(Case(Shape(35, 37, 1), "NN"), precision="highest").run(emulator, info.name, info.dtypes[0], lhs, rhs)
     if found := faults(result, lhs * rhs):
         return f"{info.name} one product: {found}"
+    if info.family == "wgmma":  # rounds both parts of an operand: their sum is one unit in the last place off at most
+        lhs, one = rng.uniform(1, 2, (35, 40)).astype(np.float32), np.eye(40, dtype=np.float32)
+        parts = Trial(Case(Shape(35, 40, 40), "NN"), precision="highest")
+        off = np.abs(parts.run(emulator, info.name, info.dtypes[0], lhs, one).out - lhs).max()
+        if not off <= 2.0**-23:
+            return f"{info.name}: parts that are {off * 2**23:.3g} units off"
     lhs, rhs = (rng.uniform(1, 2, shape).astype(np.float32) for shape in ((35, 400), (400, 37)))
     trial = Trial(Case(Shape(35, 37, 400), "NN"))
     out = trial.run(emulator, info.name, info.dtypes[0], lhs, rhs).out
