@@ -148,9 +148,9 @@ int64_t split_count(const KernelInfo& info, const Problem& problem);
 
 // Whether the CTAs that share a tile's K are a cluster and add up their sums among themselves, which needs no second
 // kernel. Larger clusters leave multiprocessors idle that are no whole cluster.
+inline constexpr int kMostClusterSplits = 3;
 inline bool reduces_in_cluster(const KernelInfo& info, int64_t splits) {
-  constexpr int64_t kMostCtas = 3;
-  return info.tma && info.cluster_ctas == 1 && splits > 1 && splits <= kMostCtas;
+  return info.tma && info.cluster_ctas == 1 && splits > 1 && splits <= kMostClusterSplits;
 }
 
 // "float32 4096x4096x4096 NN batch 1": for messages.

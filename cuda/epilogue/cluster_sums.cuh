@@ -27,24 +27,31 @@ struct ClusterSums {
     }
   }
 
-  // Writes this CTA's share of the rows, of the sums of `ctas`, what of them lies inside out. All threads of the
-  // cluster call it after a barrier of the cluster. `fix`: see recompute.cuh.
+  // Waits for all of the cluster, where all threads arrived before they called this, and writes this CTA's share of the
+  // rows, of the sums of `ctas`, what of them lies inside out. `fix`: see recompute.cuh.
   template <int kThreads, class Sum, class Fix>
-  __device__ void write(int ctas, const Epilogue& epilogue, const Fix& fix, const TileCoord& at, int64_t M, int64_t N) {
+  __device__ void wait_and_write(int ctas, const Epilogue& epilogue, const Fix& fix, const TileCoord& at, int64_t M,
+                                 int64_t N) {
     using Quad = typename VectorsOf<Sum>::Quad;
     constexpr int kQuadsPerRow = kCols / 4;
-    const int share = (kRows + ctas - 1) / ctas, first = ptx::cluster_ctarank() * share;
-    const int rows_left = static_cast<int>(M - at.row < kRows ? M - at.row : kRows) - first;
+    const int rows = static_cast<int>(M - at.row < kRows ? M - at.row : kRows);
+    static_assert(kMostClusterSplits == 3);  // divisions by numbers that the compiler knows are multiplications
+    const int share = ctas == 2 ? (rows + 1) / 2 : (rows + 2) / 3, first = ptx::cluster_ctarank() * share;
     const auto& own = tile.of(Sum{});
-    for (int i = static_cast<int>(threadIdx.x); i < (share < rows_left ? share : rows_left) * kQuadsPerRow;
+    ptx::cluster_wait();
+    for (int i = static_cast<int>(threadIdx.x); i < (share < rows - first ? share : rows - first) * kQuadsPerRow;
          i += kThreads) {
       const int row = first + i / kQuadsPerRow, col = i % kQuadsPerRow * 4;
       if (at.col + col >= N) continue;
       const auto* s_quad = reinterpret_cast<const Quad*>(own.elements + row * own.kStride + col);
+      Quad quads[kMostClusterSplits] = {};
+#pragma unroll
+      for (int cta = 0; cta < kMostClusterSplits; ++cta) {  // all are under way before the first is waited for
+        if (cta < ctas) quads[cta] = *ptx::map_shared_rank(s_quad, cta);
+      }
       Sum sum[4] = {};
-#pragma unroll 1
-      for (int cta = 0; cta < ctas; ++cta) {
-        const Quad quad = *ptx::map_shared_rank(s_quad, cta);
+#pragma unroll
+      for (const Quad& quad : quads) {
         sum[0] += quad.x;
         sum[1] += quad.y;
         sum[2] += quad.z;

@@ -65,8 +65,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   constexpr Tile kCta = Config::kCtaTile;
   auto& smem = shared_storage<typename Config::SharedStorage>();
 
-  const TileCoord tile = grid.tile(blockIdx.x % static_cast<unsigned>(split.tiles));
-  const int64_t k = blockIdx.x / static_cast<unsigned>(split.tiles) * split.depth;
+  const auto [part, tile_index] = split.by_tiles.divide(blockIdx.x);
+  const TileCoord tile = grid.tile(tile_index);
+  const int64_t k = part * split.depth;
   const int64_t depth = K - k < split.depth ? K - k : split.depth;
 
   typename Loop::Accumulators accumulators = {};

@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "epilogue/cluster_sums.cuh"
+#include "epilogue/quads_out.cuh"
 #include "epilogue/tma_out.cuh"
 #include "launch.cuh"
 #include "mainloop/sm90_rhs_registers.cuh"
@@ -50,7 +51,7 @@ struct TileConfig {
   // Sums apart need as many registers again.
   static constexpr bool kHighest = kWarpTile.m * kWarpTile.n <= 16 * 128;
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
-  static constexpr bool kRhsInRegisters = ELEMENT_BYTES == 4 && CTA_N == CONSUMERS * 128;  // float32 along N
+  static constexpr bool kRhsInRegisters = ELEMENT_BYTES == 4 && CTA_N == CONSUMERS * sm90::kRhsCols;  // float32 along N
   static constexpr int kTilesOfStep = CONSUMERS == 1 && CTA_N == 64 ? 2 : 1;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };
@@ -160,25 +161,6 @@ __device__ void write(Sum (&sums)[kBlocks][kRegisters], sm90::OutWriter& writer,
   }
 }
 
-// The same of the sums of RhsInRegisters.
-template <Way kWay, class Loop>
-__device__ void write_quads(typename Loop::Sums& sums, const Epilogue& epilogue, const TileCoord& tile, int first_col,
-                            const Shape& shape) {
-  const auto inside = [&](int row, int col) { return tile.row + row < shape.M && tile.col + col < shape.N; };
-  if constexpr (kWay == Way::kPlain) {
-    auto* g_tile =
-        static_cast<float*>(epilogue.out) + tile.batch * epilogue.batch_stride + tile.row * epilogue.ld + tile.col;
-    Loop::for_each_quad(sums, first_col, [&](int row, int col, const float4& quad) {
-      if (inside(row, col)) *reinterpret_cast<float4*>(g_tile + row * epilogue.ld + col) = quad;
-    });
-  } else {
-    Loop::for_each_quad_in_turn(sums, first_col, [&](int row, int col, const float4& quad) {
-      if (!inside(row, col)) return;
-      epilogue.store4(tile.batch, tile.row + row, tile.col + col, shape.N, {quad.x, quad.y, quad.z, quad.w});
-    });
-  }
-}
-
 // Sums of a part of K: as they are, to the partial tile of this unit.
 template <class Config, class Sum, int kBlocks, int kRegisters>
 __device__ void write_partial(const Sum (&sums)[kBlocks][kRegisters], Sum* g_partial, int first_row) {
@@ -212,13 +194,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                  const __grid_constant__ CUtensorMap out_map, bool tma_stores, Epilogue epilogue, FixOf<Op> fix,
                  typename Op::Sum* partials, Schedule<Config> schedule) {
   using Loop = LoopOf<Config, Op, kLhsTransposed, kRhsTransposed>;
-  constexpr bool kSwapped = kSwaps<Config, Op> && !kRhsTransposed;
   constexpr Tile kCta = Config::kCtaTile;
   auto& smem = shared_storage<typename Config::SharedStorage>();
   const int rank = Config::kClusterCtas > 1 ? ptx::cluster_ctarank() : 0;
 
   if (threadIdx.x == 0) smem.pipeline.init(Loop::kReleases);
-  if (schedule.shape.lhs_rows < kCta.m) Loop::clear_lhs(smem.pipeline);
   if constexpr (Config::kClusterCtas > 1) {
     __syncwarp();
     ptx::cluster_sync();
@@ -227,7 +207,54 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
 
   typename Loop::StageRing ring;
-  if (threadIdx.x < kWarpgroup) {
+  if (threadIdx.x >= kWarpgroup) {
+    if constexpr (Config::kConsumers > 1) ptx::register_alloc<kConsumerRegisters>();
+    const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
+    const int first = Config::kPingPong ? 0 : consumer * Loop::kBlocks * ptx::kWgmmaM;  // row, or column
+    int turn = 0;  // how many tiles the consumers have had, if they take turns
+    const auto all_consumers_meet = [] { ptx::barrier_sync(1 + Config::kConsumers, Config::kConsumers * kWarpgroup); };
+    if (schedule.shape.lhs_rows < kCta.m) {
+      Loop::clear_lhs(smem.pipeline, schedule.shape.lhs_rows, static_cast<int>(threadIdx.x) - kWarpgroup);
+      all_consumers_meet();
+    }
+    sm90::OutWriter writer(smem.out[consumer], 1 + consumer);
+    schedule.for_each([&](unsigned unit, const TileCoord& tile, int, int k_tiles) {
+      if constexpr (Config::kPingPong) {
+        const int n = turn++;
+        if (n % 2 != consumer) return ring.skip(Loop::steps(k_tiles));
+        smem.pipeline.wait_for_turn(consumer, n / 2);
+      }
+      typename Loop::Sums sums;
+      Loop::multiply(sums, smem.pipeline, ring, first, k_tiles, [&] {
+        if constexpr (Config::kPingPong) smem.pipeline.pass_turn(consumer);
+      });
+      const int row = rank * kCta.m;
+      const TileCoord at = {tile.batch, tile.row + row + (Loop::kTransposesSums ? 0 : first), tile.col};
+      if constexpr (kWay == Way::kCluster) {
+        if constexpr (!Config::kPingPong) all_consumers_meet();
+        if constexpr (Loop::kTransposesSums) {
+          auto& s_tile = smem.sums.tile.of(float{});
+          Loop::store(sums, first, s_tile.elements, s_tile.kStride);
+        } else {
+          smem.sums.store(sums, first);
+        }
+      } else if (kWay == Way::kAny && partials != nullptr) {
+        auto* g_partial = partials + (static_cast<int64_t>(unit) * Config::kClusterCtas * kCta.m + row) * kCta.n;
+        if constexpr (Loop::kTransposesSums) {
+          Loop::store(sums, first, g_partial, kCta.n);
+        } else {
+          write_partial<Config>(sums, g_partial, first);
+        }
+      } else if constexpr (Loop::kTransposesSums) {
+        write_quads<kWay == Way::kPlain, Loop>(sums, epilogue, at, first, schedule.shape.M, schedule.shape.N);
+      } else {
+        if constexpr (kWay == Way::kAny) fix_sums(sums, fix, at, schedule.shape);
+        write<kWay, Op>(sums, writer, out_map, tma_stores, epilogue, at, schedule.shape);
+      }
+    });
+    writer.wait();
+    __syncwarp();
+  } else {  // ptxas puts this first: what begins first should not have to wait for instructions from afar
     if constexpr (Config::kConsumers > 1) ptx::register_dealloc<kProducerRegisters>();
     const Shape& shape = schedule.shape;
     if (threadIdx.x == 0) {
@@ -246,57 +273,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       });
     }
     __syncwarp();
-  } else {
-    if constexpr (Config::kConsumers > 1) ptx::register_alloc<kConsumerRegisters>();
-    const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
-    const int first = Config::kPingPong ? 0 : consumer * Loop::kBlocks * ptx::kWgmmaM;  // row, or column if kSwaps
-    int turn = 0;  // how many tiles the consumers have had, if they take turns
-    sm90::OutWriter writer(smem.out[consumer], 1 + consumer);
-    schedule.for_each([&](unsigned unit, const TileCoord& tile, int, int k_tiles) {
-      if constexpr (Config::kPingPong) {
-        const int n = turn++;
-        if (n % 2 != consumer) return ring.skip(Loop::steps(k_tiles));
-        smem.pipeline.wait_for_turn(consumer, n / 2);
-      }
-      typename Loop::Sums sums;
-      Loop::multiply(sums, smem.pipeline, ring, first, k_tiles, [&] {
-        if constexpr (Config::kPingPong) smem.pipeline.pass_turn(consumer);
-      });
-      const int row = rank * kCta.m;
-      const TileCoord at = {tile.batch, tile.row + row + (kSwapped ? 0 : first), tile.col};
-      if constexpr (kWay == Way::kCluster) {
-        if constexpr (!Config::kPingPong) ptx::barrier_sync(1 + Config::kConsumers, Config::kConsumers * kWarpgroup);
-        if constexpr (kSwapped) {
-          auto& s_tile = smem.sums.tile.of(float{});
-          Loop::store(sums, first, s_tile.elements, s_tile.kStride);
-        } else {
-          smem.sums.store(sums, first);
-        }
-      } else if (kWay == Way::kAny && partials != nullptr) {
-        auto* g_partial = partials + (static_cast<int64_t>(unit) * Config::kClusterCtas * kCta.m + row) * kCta.n;
-        if constexpr (kSwapped) {
-          Loop::store(sums, first, g_partial, kCta.n);
-        } else {
-          write_partial<Config>(sums, g_partial, first);
-        }
-      } else if constexpr (kSwapped) {
-        write_quads<kWay, Loop>(sums, epilogue, at, first, schedule.shape);
-      } else {
-        if constexpr (kWay == Way::kAny) fix_sums(sums, fix, at, schedule.shape);
-        write<kWay, Op>(sums, writer, out_map, tma_stores, epilogue, at, schedule.shape);
-      }
-    });
-    writer.wait();
-    __syncwarp();
   }
   if constexpr (kWay == Way::kCluster) {
-    ptx::cluster_sync();
-    const TileCoord tile = schedule.grid.tile(schedule.shared_unit() % static_cast<unsigned>(schedule.split.tiles));
-    smem.sums.template write<Config::kThreads, typename Op::Sum>(static_cast<int>(schedule.split.splits), epilogue, fix,
-                                                                 tile, schedule.shape.M, schedule.shape.N);
+    ptx::cluster_arrive();
+    const TileCoord tile = schedule.grid.tile(schedule.split.by_tiles.divide(schedule.shared_unit()).rest);
+    smem.sums.template wait_and_write<Config::kThreads, typename Op::Sum>(
+        static_cast<int>(schedule.split.splits), epilogue, fix, tile, schedule.shape.M, schedule.shape.N);
   }
   // Other CTAs arrive at this one's mbarriers, write to its stages and read its sums until they are through.
-  if constexpr (Config::kClusterCtas > 1 || kWay == Way::kCluster) ptx::cluster_sync();
+  if constexpr (Config::kClusterCtas > 1 || kWay == Way::kCluster) ptx::cluster_sync_relaxed();
 }
 
 template <class Config>
@@ -371,8 +356,8 @@ std::string launch_for(const GemmArgs& args) {
       if (schedule.in_cluster) return launch.template operator()<Way::kCluster>();
     }
     if constexpr (!Op::kRecomputes) {
-      const bool stores =
-          kSwaps<Config, Op> && !kRhsTransposed ? epilogue.quads_aligned && p.N % 4 == 0 : maps.tma_stores;
+      using Loop = LoopOf<Config, Op, kLhsTransposed, kRhsTransposed>;
+      const bool stores = Loop::kTransposesSums ? epilogue.quads_aligned && p.N % 4 == 0 : maps.tma_stores;
       if (stores && epilogue.plain() && partials == nullptr) return launch.template operator()<Way::kPlain>();
     }
     return launch.template operator()<Way::kAny>();

@@ -19,33 +19,33 @@ __device__ inline int quad_of(int lane) {
 }
 __device__ inline bool pairs_swapped(int lane) { return lane / 8 % 2 != 0; }
 
+// Columns of out of a consumer: so many that each of its warps reads whole rows of shared memory.
+inline constexpr int kRhsBlocks = 2, kRhsCols = kRhsBlocks * ptx::kWgmmaM;
+
 template <class Config, class Op>
 struct RhsInRegisters : Mainloop<Config, Op, false, false> {
   using Base = Mainloop<Config, Op, false, false>;
   using typename Base::Lhs, typename Base::Rhs, typename Base::StageRing, typename Base::Stage;
+  static constexpr bool kTransposesSums = true;
   static constexpr int kReleases = kWarpgroup / 32;  // its warps read on their own
-  static constexpr int kBlocks = 2, kColsOfWarp = kRowBytes / sizeof(float), kCols = kBlocks * ptx::kWgmmaM;
+  static constexpr int kBlocks = kRhsBlocks, kColsOfWarp = kRowBytes / sizeof(float), kCols = kRhsCols;
   static constexpr int kSteps = kRowBytes / ptx::kWgmmaStepBytes;
   static constexpr int kRegisters = Config::kCtaTile.m / 2;  // of a block
   using Sums = float[kBlocks][kRegisters];
   static_assert(Op::kPlanes == 1 && Op::kKTilesApart == 0 && !Config::kPingPong && Base::kTilesOfStep == 1);
-  static_assert(Config::kCtaTile.n == Config::kConsumers * kCols && kCols == 4 * kColsOfWarp);
+  static_assert(Config::kRhsInRegisters && kCols == kWarpgroup / 32 * kColsOfWarp);
 
   // Steps whose wgmmas may be in flight when the next one's are issued, and fragments of A: theirs, and one that is
   // read meanwhile. (With three in flight ptxas lets each wgmma wait for the one before it.)
   static constexpr int kInFlight = 2, kFragments = 4;
   static_assert(kFragments >= kInFlight + 2 && kSteps % kFragments == 0);
 
-  // sums = (lhs * the columns of rhs from first_col on) transposed. One step's wgmmas are in flight while the next
-  // one's fragments are read.
+  // sums = (lhs * the columns of rhs from first_col on) transposed. The wgmmas of kInFlight steps are in flight while
+  // the fragments of the next one are read.
   template <class AllIssued>
   __device__ static void multiply(Sums& sums, Pipeline<Config>& s_pipeline, StageRing& ring, int first_col, int k_tiles,
                                   AllIssued&& all_issued) {
-#pragma unroll
-    for (auto& block : sums) {
-#pragma unroll
-      for (auto& sum : block) sum = 0;
-    }
+    clear(sums);
     uint32_t fragments[kFragments][kBlocks][4];
     int previous = 0;  // stage
     if (k_tiles > 0) {

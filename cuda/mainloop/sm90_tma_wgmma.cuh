@@ -150,6 +150,15 @@ int copied_lhs_rows(const Problem& p, bool along_m) {
   return along_m || rows > Config::kCtaTile.m ? Config::kCtaTile.m : static_cast<int>(rows);
 }
 
+template <class Sum, int kBlocks, int kRegisters>
+__device__ void clear(Sum (&sums)[kBlocks][kRegisters]) {
+#pragma unroll
+  for (auto& block : sums) {
+#pragma unroll
+    for (Sum& sum : block) sum = 0;
+  }
+}
+
 // What is multiplied and how, for one layout.
 template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
 struct Mainloop {
@@ -162,6 +171,7 @@ struct Mainloop {
   static constexpr int kTilesOfStep = kPlanes == 1 ? Config::kTilesOfStep : 1, kStagesOfStep = kTilesOfStep * kPlanes;
   static_assert(kCta.k == Lhs::kTileK && Config::kStages % kStagesOfStep == 0);
 
+  static constexpr bool kTransposesSums = false;
   static constexpr int kReleases = 1;  // of a stage by a reader
 
   using StageRing = Ring<Config::kStages / kStagesOfStep>;
@@ -177,11 +187,12 @@ struct Mainloop {
     int mn, k, k_tiles, batch, plane_k;
   };
 
-  // For rows that no copy will bring. By all threads, before a barrier of the cluster.
-  __device__ static void clear_lhs(Pipeline<Config>& s_pipeline) {
+  // The rows from first_row on, which no copy will bring. By all consumers, one of them `thread`, while the first
+  // copies are under way; a barrier of theirs comes before the first product.
+  __device__ static void clear_lhs(Pipeline<Config>& s_pipeline, int first_row, int thread) {
+    constexpr int kChunks = Lhs::kBytes / ptx::kChunkBytes, kChunksOfRow = kRowBytes / ptx::kChunkBytes;
     for (auto& stage : s_pipeline.stages) {
-      for (int at = static_cast<int>(threadIdx.x); at < Lhs::kBytes / static_cast<int>(sizeof(uint4));
-           at += Config::kThreads) {
+      for (int at = first_row * kChunksOfRow + thread; at < kChunks; at += Config::kConsumers * kWarpgroup) {
         reinterpret_cast<uint4*>(stage.lhs)[at] = make_uint4(0, 0, 0, 0);
       }
     }
@@ -223,11 +234,7 @@ struct Mainloop {
   template <class AllIssued>
   __device__ static void multiply(Sums& sums, Pipeline<Config>& s_pipeline, StageRing& ring, int first_row, int k_tiles,
                                   AllIssued&& all_issued) {
-#pragma unroll
-    for (auto& block : sums) {
-#pragma unroll
-      for (auto& sum : block) sum = 0;
-    }
+    clear(sums);
     static_assert(Op::kKTilesApart % kTilesOfStep == 0);
     if constexpr (Op::kKTilesApart > 0) {
       multiply_apart(sums, s_pipeline, ring, first_row, k_tiles);

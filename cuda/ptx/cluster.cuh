@@ -23,6 +23,12 @@ __device__ inline void cluster_sync() {
   cluster_wait();
 }
 
+// The same for threads that have nothing to show to the others: it does not wait until their writes have arrived.
+__device__ inline void cluster_sync_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  cluster_wait();
+}
+
 // Where the object at s_pointer lies in the shared memory of the CTA of this rank: for ordinary loads and stores.
 template <class T>
 __device__ inline T* map_shared_rank(T* s_pointer, int cta_rank) {

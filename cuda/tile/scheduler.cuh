@@ -6,6 +6,7 @@
 
 #include "gemm.h"
 #include "launch.cuh"
+#include "tile/divisor.cuh"
 
 namespace jaxgemm {
 
@@ -20,29 +21,28 @@ struct TileGrid {
   static constexpr int kBandRows = 8;
   int tiles_m, tiles_n;
   int cta_m, cta_n;
+  // No band has more rows than there are: with 2^31 - 1 tiles at most, the tiles of a band then fit 31 bits.
+  Divisor batch_tiles, band_tiles, band_rows, last_band_rows;
 
-  __host__ __device__ TileGrid(const Tile& cta_tile, int64_t M, int64_t N)
+  TileGrid(const Tile& cta_tile, int64_t M, int64_t N)
       : tiles_m(static_cast<int>((M + cta_tile.m - 1) / cta_tile.m)),
         tiles_n(static_cast<int>((N + cta_tile.n - 1) / cta_tile.n)),
         cta_m(cta_tile.m),
-        cta_n(cta_tile.n) {}
+        cta_n(cta_tile.n),
+        batch_tiles(int64_t{tiles_m} * tiles_n),
+        band_tiles(int64_t{tiles_m < kBandRows ? tiles_m : kBandRows} * tiles_n),
+        band_rows(kBandRows),
+        last_band_rows(tiles_m % kBandRows == 0 ? kBandRows : tiles_m % kBandRows) {}
 
   __host__ __device__ int64_t ctas(int64_t batch) const { return batch * tiles_m * tiles_n; }
 
   __device__ TileCoord tile(unsigned cta) const {
-    const unsigned tiles_per_batch = static_cast<unsigned>(tiles_m) * static_cast<unsigned>(tiles_n);
-    const unsigned batch = cta / tiles_per_batch;
-    const unsigned index = cta % tiles_per_batch;
-    // No more rows than there are: with 2^31 - 1 tiles at most, this product then fits 32 bits.
-    const unsigned band_height = tiles_m < kBandRows ? static_cast<unsigned>(tiles_m) : kBandRows;
-    const unsigned tiles_per_band = band_height * static_cast<unsigned>(tiles_n);
-    const unsigned band = index / tiles_per_band;
-    const unsigned in_band = index % tiles_per_band;
+    const auto [batch, in_batch] = batch_tiles.divide(cta);
+    const auto [band, in_band] = band_tiles.divide(in_batch);
     const unsigned first_row = band * kBandRows;
-    const unsigned rows_left = static_cast<unsigned>(tiles_m) - first_row;
-    const unsigned band_rows = rows_left < kBandRows ? rows_left : kBandRows;
-    return {batch, static_cast<int64_t>(first_row + in_band % band_rows) * cta_m,
-            static_cast<int64_t>(in_band / band_rows) * cta_n};
+    const bool last = first_row + kBandRows > static_cast<unsigned>(tiles_m);
+    const auto [col, row] = (last ? last_band_rows : band_rows).divide(in_band);
+    return {batch, static_cast<int64_t>(first_row + row) * cta_m, static_cast<int64_t>(col) * cta_n};
   }
 };
 

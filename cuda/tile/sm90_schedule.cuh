@@ -39,6 +39,7 @@ template <class Config>
 struct Schedule {
   TileGrid grid;  // of clusters' tiles
   SplitK split;
+  Divisor by_splits;
   bool in_cluster;  // the CTAs that share a tile's K are a cluster
   unsigned units;   // tiles times splits
   Shape shape;
@@ -49,6 +50,7 @@ struct Schedule {
   explicit Schedule(const Problem& p)
       : grid(kTile, p.M, p.N),
         split(describe<Config>(), p, kTile),
+        by_splits(split.splits),
         in_cluster(reduces_in_cluster(describe<Config>(), split.splits)),
         units(static_cast<unsigned>(split.ctas())),
         shape{p.M,
@@ -64,8 +66,8 @@ struct Schedule {
 
   // The part of K and the tile of a cluster that shares it.
   __device__ unsigned shared_unit() const {
-    const auto splits = static_cast<unsigned>(split.splits);
-    return blockIdx.x % splits * static_cast<unsigned>(split.tiles) + blockIdx.x / splits;
+    const auto [tile, part] = by_splits.divide(blockIdx.x);
+    return part * static_cast<unsigned>(split.tiles) + tile;
   }
 
   template <class F>
@@ -73,9 +75,10 @@ struct Schedule {
     const unsigned first = in_cluster ? shared_unit() : blockIdx.x / Config::kClusterCtas;
     const unsigned step = in_cluster ? units : gridDim.x / Config::kClusterCtas;
     for (unsigned unit = first; unit < units; unit += step) {
-      const int64_t k = unit / static_cast<unsigned>(split.tiles) * split.depth;
+      const auto [part, tile] = split.by_tiles.divide(unit);
+      const int64_t k = part * split.depth;
       const int64_t depth = shape.K - k < split.depth ? shape.K - k : split.depth;
-      f(unit, grid.tile(unit % static_cast<unsigned>(split.tiles)), static_cast<int>(k),
+      f(unit, grid.tile(tile), static_cast<int>(k),
         static_cast<int>((depth + Config::kCtaTile.k - 1) / Config::kCtaTile.k));
     }
   }

@@ -60,7 +60,7 @@ int groups_for(int64_t splits) {
 }  // namespace
 
 SplitK::SplitK(const KernelInfo& info, const Problem& p, const Tile& tile)
-    : tiles(TileGrid(tile, p.M, p.N).ctas(p.batch)) {
+    : tiles(TileGrid(tile, p.M, p.N).ctas(p.batch)), by_tiles(tiles) {
   const int64_t k_tiles = (p.K + tile.k - 1) / tile.k;
   const int64_t wanted = split_count(info, p);
   const int64_t each = k_tiles == 0 ? 1 : (k_tiles + wanted - 1) / wanted;

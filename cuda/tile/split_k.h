@@ -6,6 +6,7 @@
 #include <string>
 
 #include "gemm.h"
+#include "tile/divisor.cuh"
 
 namespace jaxgemm {
 
@@ -14,7 +15,8 @@ namespace jaxgemm {
 struct SplitK {
   int64_t splits = 1;
   int64_t depth = 0;  // elements of K of each split but the last
-  int64_t tiles = 0;  // of out, all batches together
+  int64_t tiles;      // of out, all batches together
+  Divisor by_tiles;   // a CTA's number: split, tile
 
   // `tile`: what one CTA computes, or, where a cluster does so together, all of its CTAs, and what K is cut into.
   SplitK(const KernelInfo& info, const Problem& p, const Tile& tile);

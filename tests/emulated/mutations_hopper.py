@@ -9,6 +9,7 @@ LOOP, TMA_OUT, SCHEDULE = "mainloop/sm90_tma_wgmma.cuh", "epilogue/tma_out.cuh",
 RHS_IN_REGISTERS = "mainloop/sm90_rhs_registers.cuh"
 CLUSTER_SUMS, RECOMPUTE = "epilogue/cluster_sums.cuh", "epilogue/recompute.cuh"
 K_COPY, TMA_OPERAND, TENSOR_MAP = "tile/k_major_copy.cu", "tile/tma_operand.h", "tile/tensor_map.cu"
+QUADS_OUT = "epilogue/quads_out.cuh"
 FLOAT32, BYTES = "64x128x32", "64x128x128"  # float32 at both precisions; int8 and fp8
 TURNS, CLUSTER = "128x128x64", "128x256x64"  # two consumers with a tile each; two CTAs that share rhs
 
@@ -34,8 +35,8 @@ _RING = [
     Mutation("wgmma", "the same rows for both CTAs", "const int first = rank *", "const int first = 0 *", file=LOOP,
              tile="128x256x128"),
     Mutation("wgmma", "exit before the other CTA",
-             "if constexpr (Config::kClusterCtas > 1 || kWay == Way::kCluster) ptx::cluster_sync();",
-             "if constexpr (kWay == Way::kCluster) ptx::cluster_sync();", tile=CLUSTER),
+             "if constexpr (Config::kClusterCtas > 1 || kWay == Way::kCluster) ptx::cluster_sync_relaxed();",
+             "if constexpr (kWay == Way::kCluster) ptx::cluster_sync_relaxed();", tile=CLUSTER),
     Mutation("wgmma", "turns not waited for", "smem.pipeline.wait_for_turn(consumer, n / 2);", "", tile=TURNS),
     Mutation("wgmma", "ring not moved past the other's tile", "return ring.skip(Loop::steps(k_tiles));", "return;",
              tile=TURNS),
@@ -43,6 +44,11 @@ _RING = [
              tile=TURNS),
     Mutation("wgmma", "tiles left out", "unit += step", "unit += 2 * step", file=SCHEDULE),
     Mutation("wgmma", "rows that no copy brings not cleared", "if (schedule.shape.lhs_rows < kCta.m)", "if (false)"),
+    Mutation("wgmma", "rows that a copy brings cleared", "first_row * kChunksOfRow + thread", "thread", file=LOOP),
+    Mutation("wgmma", "cleared rows not fenced", "    ptx::fence_proxy_async();\n", "", file=LOOP),
+    Mutation("wgmma", "cleared rows not waited for", "      all_consumers_meet();\n    }\n", "    }\n"),
+    Mutation("wgmma", "the last band as high as the others", "last ? last_band_rows : band_rows", "band_rows",
+             file="tile/scheduler.cuh"),
     Mutation("wgmma", "half a row of bytes in a box", "static_cast<int>(span_bytes(swizzle) / size_bytes(dtype))",
              "static_cast<int>(span_bytes(swizzle) / 2)", file=TENSOR_MAP, tile=BYTES),
     Mutation("wgmma", "rhs of both CTAs in a box", "const int share = kCta.n / Config::kClusterCtas",
@@ -74,23 +80,24 @@ _OUT = [
 ]  # fmt: skip
 
 _PARTS_OF_K = [
-    Mutation("wgmma", "every part of K from the beginning", "/ static_cast<unsigned>(split.tiles) * split.depth",
-             "/ static_cast<unsigned>(split.tiles) * 0", file=SCHEDULE),
+    Mutation("wgmma", "every part of K from the beginning", "k = part * split.depth", "k = part * 0",
+             file=SCHEDULE),
     Mutation("wgmma", "partial sums of one row", "+ element.row) * kStride", ") * kStride", tile=CLUSTER),
     Mutation("wgmma", "a cluster has parts of several tiles",
-             "blockIdx.x % splits * static_cast<unsigned>(split.tiles) + blockIdx.x / splits",
-             "blockIdx.x + 0 * splits", file=SCHEDULE),
-    Mutation("wgmma", "sums of the cluster read too early", "    ptx::cluster_sync();\n    const TileCoord tile =",
-             "    const TileCoord tile ="),
+             "return part * static_cast<unsigned>(split.tiles) + tile;", "return blockIdx.x + 0 * (part + tile);",
+             file=SCHEDULE),
+    Mutation("wgmma", "sums of the cluster read too early", "    ptx::cluster_wait();\n", "",
+             file=CLUSTER_SUMS),
     Mutation("wgmma", "exit before its sums are read",
-             "if constexpr (Config::kClusterCtas > 1 || kWay == Way::kCluster) ptx::cluster_sync();",
-             "if constexpr (Config::kClusterCtas > 1) ptx::cluster_sync();"),
+             "if constexpr (Config::kClusterCtas > 1 || kWay == Way::kCluster) ptx::cluster_sync_relaxed();",
+             "if constexpr (Config::kClusterCtas > 1) ptx::cluster_sync_relaxed();"),
     Mutation("wgmma", "stages overwritten that the other consumer reads",
-             "ptx::barrier_sync(1 + Config::kConsumers, Config::kConsumers * kWarpgroup);", ";", tile="256x128x64"),
+             "if constexpr (!Config::kPingPong) all_consumers_meet();", "", tile="256x128x64"),
     Mutation("wgmma", "sums of the other consumer's rows", "smem.sums.store(sums, first);",
              "smem.sums.store(sums, 0);", tile="256x128x64"),
-    Mutation("wgmma", "a CTA's sums left out", "cta < ctas; ++cta", "cta < ctas - 1; ++cta", file=CLUSTER_SUMS),
-    Mutation("wgmma", "rows that are nobody's share", "(kRows + ctas - 1) / ctas", "kRows / ctas", file=CLUSTER_SUMS),
+    Mutation("wgmma", "a CTA's sums left out", "if (cta < ctas)", "if (cta < ctas - 1)", file=CLUSTER_SUMS),
+    Mutation("wgmma", "rows that are nobody's share", "(rows + 1) / 2 : (rows + 2) / 3", "rows / 2 : rows / 3",
+             file=CLUSTER_SUMS),
     Mutation("wgmma", "rows of the cluster behind the end", "M - at.row < kRows ? M - at.row : kRows", "kRows",
              file=CLUSTER_SUMS),
     Mutation("wgmma", "no recomputing of sums of a cluster", "fix(sum, at.batch, at.row + row, at.col + col, N);", "",
@@ -205,8 +212,9 @@ _RHS_IN_REGISTERS = [
              tile=FLOAT32),
     Mutation("wgmma", "quads do not take turns", "block[j - 4] = block[j];", ";", file=RHS_IN_REGISTERS, tile=FLOAT32),
     Mutation("wgmma", "quads of misaligned rows", "epilogue.quads_aligned && p.N % 4 == 0", "true", tile=FLOAT32),
-    Mutation("wgmma", "quads behind the edge", "if (inside(row, col)) *", "*", tile=FLOAT32),
-    Mutation("wgmma", "finished quads behind the edge", "if (!inside(row, col)) return;", "", tile=FLOAT32),
+    Mutation("wgmma", "quads behind the edge", "if (inside(row, col)) *", "*", file=QUADS_OUT, tile=FLOAT32),
+    Mutation("wgmma", "finished quads behind the edge", "if (!inside(row, col)) return;", "", file=QUADS_OUT,
+             tile=FLOAT32),
 ]  # fmt: skip
 
 HOPPER = [*_RING, *_OUT, *_PARTS_OF_K, *_K_COPY, *_SUMS, *_RHS_IN_REGISTERS]

@@ -19,6 +19,7 @@ EMU_INLINE void cluster_sync() {
   emu::cluster_arrive();
   emu::cluster_wait();
 }
+EMU_INLINE void cluster_sync_relaxed() { cluster_sync(); }
 
 template <class T>
 EMU_INLINE T* map_shared_rank(T* s_pointer, int cta_rank) {
