@@ -13,12 +13,11 @@
 //   where K is split, a second kernel and the traffic of the partial sums;
 //   where operands are copied into the workspace, those copies.
 // The constants were fitted on an H200: of wmma_tiled to square tiles of 32, 64 and 128 at 4096^3, which took 1523, 774
-// and 509 us; of mma_multistage to 180 measurements of its four tiles of 16-bit elements, with K split over 1 to 64
-// CTAs, of problems between 512^3, 16 x 8192 x 8192, 256 x 256 x 65536 and 4096^3, which the model meets within 4 %
-// (root mean square). What it chooses there takes at most 3.4 % longer than the best. Those of wgmma were fitted to
-// 975 measurements of its five tiles of 16-bit elements, with K split over 1 to 32 CTAs, of 46 problems between
-// 512^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 4096^3: within 8 % of those that are not much slower than the best.
-// What it chooses takes 0.7 % longer than the best on average, and at most 7 %.
+// and 509 us; of mma_multistage and wgmma to MM and WW measurements of their tiles of 16-bit elements, with K split over
+// 1 to 64 CTAs, of 55 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 2048 x 28672 x 8192, each with
+// cold caches, as a program finds them whose weights do not fit L2 (tests/chooser_times.json). It meets those of
+// mma_multistage within 6 % (root mean square), those of wgmma that are not much slower than the best within 9 %. What
+// it chooses takes 0.6 % longer than the best on average, and at most 12 % (64 x 512^3).
 #include <algorithm>
 
 #include "gemm.h"
@@ -64,21 +63,17 @@ struct Rates {
   }
 };
 constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3, 3.7e6},
-                kPipelined = {3.4e6, 63.0, 0.16, 0.77, 0.85, 5.2e-5, 3.9e6, 3.3, 3.7e6},
-                kWarpSpecialised = {3.4e6, 2.14, 0.104, 0.689, 0.3, 5.17e-5, 3.75e6, 4.56, 3.16e6};
+                kPipelined = {3.63e6, 74.7, 0.146, 0.782, 1.8, 6.41e-5, 4.74e6, 3.05, 4.01e6},
+                kWarpSpecialised = {3.31e6, 3.67, 0.0856, 0.565, 0.782, 5.33e-5, 4.315e6, 4.73, 6.1e6};
 
 constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
 
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
-constexpr double kClusterSumsUs = 3.32, kClusterSumsElementUs = 2.93e-5;
+constexpr double kClusterSumsUs = 2.54, kClusterSumsElementUs = 2.84e-5;
 
 // How many clusters of two or three CTAs run at the same time, one CTA to a multiprocessor: what
 // cudaOccupancyMaxActiveClusters says of an H200, whose clusters have to fit its GPCs.
 int64_t clusters_at_once(int64_t ctas) { return ctas == 2 ? 66 : 39; }
-
-// The measurements of mma_multistage were made in launches back to back, those of wgmma with cold caches, as a program
-// finds them whose weights do not fit L2: it takes longer then, in the suite `dense` by this factor and more.
-constexpr double kColdCaches = 1.05;
 
 // Whether the rates were fitted to measurements of the family itself.
 bool calibrated(const KernelInfo& info) { return info.stages > 2; }
@@ -130,7 +125,7 @@ Plan plan(const KernelInfo& info, const Problem& p) {
 int64_t split_count(const KernelInfo& info, const Problem& p) { return plan(info, p).splits; }
 
 double estimated_cost(const Kernel& kernel, const Problem& p) {
-  const double cost = plan(kernel.info, p).cost_us * (kernel.info.tma ? 1.0 : kColdCaches);
+  const double cost = plan(kernel.info, p).cost_us;
   const int64_t copied_bytes = kernel.copied_bytes == nullptr ? 0 : kernel.copied_bytes(p);
   return copied_bytes == 0 ? cost : cost + kCopyUs + static_cast<double>(copied_bytes) / kCopiedBytesPerUs;
 }
