@@ -1,7 +1,8 @@
 // The host-side contract between the kernels and whoever calls them. No CUDA, XLA or Python header
 // may be included here: the registry, the chooser and their tests run on machines without a GPU.
 //
-//   out[b] = activation(lhs[b] (M x K) * rhs[b] (K x N) + bias (N)),   accumulated in float32 (int32 for integers)
+//   out[b] = activation(alpha * (lhs[b] (M x K) * rhs[b] (K x N)) + bias (N)),
+// accumulated in float32 (int32 for integers, which alpha, bias and activation do not follow)
 #pragma once
 
 #include <array>
@@ -66,8 +67,9 @@ struct Problem {
   DType lhs_dtype = DType::kF32, rhs_dtype = DType::kF32, out_dtype = DType::kF32;
   Precision precision = Precision::kDefault;
   Activation activation = Activation::kNone;
-  bool has_bias = false;  // a float32 vector of N elements
-  int sm = 0;             // compute capability of the GPU times ten, e.g. 90
+  bool has_alpha = false;  // a float32 number on the device: a changed scale is no other program
+  bool has_bias = false;   // a float32 vector of N elements
+  int sm = 0;              // compute capability of the GPU times ten, e.g. 90
 
   Layout layout() const { return static_cast<Layout>((lhs.transposed ? 2 : 0) + (rhs.transposed ? 1 : 0)); }
   bool empty() const { return batch == 0 || M == 0 || N == 0; }
@@ -98,13 +100,14 @@ struct KernelInfo {
   bool split_k;         // may split K over several CTAs: split_count()
   int cluster_ctas;     // CTAs that compute tiles below one another together; 1: each is by itself
   bool tma;             // takes operands at multiples of 16 bytes only, and sizes up to kMaxTmaSize
-  bool fused_epilogue;  // applies bias and activation itself, to floating-point results
+  bool fused_epilogue;  // applies alpha, bias and activation itself, to floating-point results
 };
 
 struct GemmArgs {
   Problem problem;
   const void* lhs = nullptr;
   const void* rhs = nullptr;
+  const float* alpha = nullptr;  // on the device, like bias; nullptr for 1
   const float* bias = nullptr;
   void* out = nullptr;
   void* workspace = nullptr;  // kWorkspaceAlignment-aligned, workspace_bytes() long, contents undefined

@@ -127,9 +127,9 @@ std::string why_not(const Kernel& kernel, const Problem& p) {
   if (!info.layouts[static_cast<int>(p.layout())]) {
     return "does not take layout " + std::string(kLayoutNames[static_cast<int>(p.layout())]);
   }
-  if (p.has_bias || p.activation != Activation::kNone) {
-    if (!info.fused_epilogue) return "does not fuse bias and activation";
-    if (p.out_dtype == DType::kS32) return "fuses bias and activation with floating-point results only";
+  if (p.has_alpha || p.has_bias || p.activation != Activation::kNone) {
+    if (!info.fused_epilogue) return "does not fuse alpha, bias and activation";
+    if (p.out_dtype == DType::kS32) return "fuses alpha, bias and activation with floating-point results only";
   }
   if (!p.empty()) {
     if (const int64_t largest = std::max({p.M, p.N, p.K, p.batch}); info.tma && largest > kMaxTmaSize) {

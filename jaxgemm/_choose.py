@@ -38,6 +38,7 @@ class Request:
     dimension_numbers: DimensionNumbers
     precision: _compat.Precision = None
     activation: str = "none"
+    has_alpha: bool = False
     has_bias: bool = False
 
     def plan(self) -> Plan:
@@ -119,6 +120,7 @@ def native_problem(request: Request, sm: int) -> _core.Problem:
         out_dtype=request.out.dtype.name,
         precision=precision,
         activation=request.activation,
+        has_alpha=request.has_alpha,
         has_bias=request.has_bias,
         sm=sm,
     )
@@ -285,8 +287,8 @@ def explain_request(request: Request, kernel: str | None, sm: int) -> Explanatio
 def explain(lhs: Any, rhs: Any, **kwargs: Any) -> Explanation:
     """Says which kernel ``jaxgemm.matmul(lhs, rhs, **kwargs)`` would run on the GPU here, and why not the others.
 
-    Nothing is computed: operands may be arrays or ``jax.ShapeDtypeStruct``. Without a GPU the answer is the portable
-    choice, the one an exported program would carry.
+    Nothing is computed: operands, alpha and bias may be arrays or ``jax.ShapeDtypeStruct``. Without a GPU the answer is
+    the portable choice, the one an exported program would carry.
 
     Args:
       lhs, rhs: as for :func:`jaxgemm.matmul`.
@@ -323,13 +325,13 @@ def _requests(
             x = jnp.asarray(x)
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
-    kwargs = dict(kwargs)
-    bias = [shaped(kwargs.pop("bias"))] if kwargs.get("bias") is not None else []
+    described = {name: x for name, x in kwargs.items() if isinstance(x, jax.ShapeDtypeStruct)}
+    given = {name: x for name, x in kwargs.items() if name not in described}
 
-    def call(lhs: Any, rhs: Any, *bias: Any) -> Any:
-        return function(lhs, rhs, **({"bias": bias[0]} if bias else {}), **kwargs)
+    def call(lhs: Any, rhs: Any, described: dict[str, Any]) -> Any:
+        return function(lhs, rhs, **described, **given)
 
-    jaxpr = jax.make_jaxpr(call)(*map(shaped, operands), *bias)
+    jaxpr = jax.make_jaxpr(call)(*map(shaped, operands), described)
 
     def walk(inner: Any) -> list[tuple[Request, str | None]]:
         found = []

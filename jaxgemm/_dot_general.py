@@ -46,7 +46,9 @@ def canonical_dimension_numbers(dimension_numbers: Any, lhs_ndim: int, rhs_ndim:
 def bind(
     lhs: jax.Array,
     rhs: jax.Array,
-    *bias: jax.Array,
+    *,
+    alpha: jax.Array | None = None,
+    bias: jax.Array | None = None,
     activation: str | None = None,
     dimension_numbers: DimensionNumbers,
     precision: Any,
@@ -54,7 +56,8 @@ def bind(
     out_sharding: Any,
     kernel: str | None,
 ) -> jax.Array:
-    """Binds the fused primitive if ``activation`` is given (a canonical name, maybe "none"), else the bilinear one.
+    """Binds the fused primitive if ``activation`` is given (a canonical name, maybe "none"), else the bilinear one,
+    which has neither alpha (a float32 scalar) nor bias.
 
     Checks a named kernel first, so that its error comes from the user's line.
     """
@@ -74,14 +77,15 @@ def bind(
             dimension_numbers=dimension_numbers,
             precision=params["precision"],
             activation=activation or "none",
-            has_bias=bool(bias),
+            has_alpha=alpha is not None,
+            has_bias=bias is not None,
         )
         if attached_gpu() is not None:  # else the target is not known before lowering
             choose(request, kernel, target_sm())
-    operands = _compat.match_varying(lhs, rhs, *bias)
+    operands = _compat.match_varying(lhs, rhs, *(x for x in (alpha, bias) if x is not None))
     if activation is None:
         return gemm_p.bind(*operands, kernel=kernel, **params)
-    return fused_gemm_p.bind(*operands, kernel=kernel, activation=activation, **params)
+    return fused_gemm_p.bind(*operands, kernel=kernel, has_alpha=alpha is not None, activation=activation, **params)
 
 
 def dot_general(

@@ -1,6 +1,7 @@
-"""Bias and activation: their names, the dtype they are computed in, and the composition that defines them."""
+"""Alpha, bias and activation: their names, the dtype they are computed in, and the composition that defines them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,16 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
-def apply_epilogue(accumulator: jax.Array, bias: jax.Array | None, activation: str) -> jax.Array:
-    """``activation(accumulator + bias)`` in the accumulator's dtype."""
-    out = accumulator if bias is None else accumulator + bias.astype(accumulator.dtype)
+def alpha_and_bias(operands: Sequence[Any], has_alpha: bool) -> tuple[Any, Any]:
+    """(alpha, bias), None where there is none, of what the primitives and the custom call have behind lhs and rhs."""
+    alpha, rest = (operands[0], operands[1:]) if has_alpha else (None, operands)
+    return alpha, rest[0] if rest else None
+
+
+def apply_epilogue(
+    accumulator: jax.Array, alpha: jax.Array | None, bias: jax.Array | None, activation: str
+) -> jax.Array:
+    """``activation(alpha * accumulator + bias)`` in the accumulator's dtype."""
+    out = accumulator if alpha is None else alpha.astype(accumulator.dtype) * accumulator
+    out = out if bias is None else out + bias.astype(accumulator.dtype)
     return out if activation == NO_ACTIVATION else _FUNCTIONS[activation](out)

@@ -13,11 +13,12 @@ from jax.interpreters import mlir
 
 from jaxgemm import _compat
 from jaxgemm._choose import Request, choose
-from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, apply_epilogue
+from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, alpha_and_bias, apply_epilogue
 from jaxgemm._native import GEMM_TARGET
 from jaxgemm._target import target_sm
 
-# Operands lhs, rhs and, optionally, bias (a vector along the last dimension of the result).
+# Operands lhs, rhs, then alpha (a number; if has_alpha) and, optionally, bias (a vector along the last dimension of the
+# result).
 local_gemm_p = Primitive("jaxgemm_local_gemm")
 
 
@@ -34,7 +35,8 @@ def dot_general_aval(lhs: Any, rhs: Any, **params: Any) -> Any:
 def composed(
     lhs: Any,
     rhs: Any,
-    *bias: Any,
+    *epilogue: Any,
+    has_alpha: bool,
     activation: str,
     dot: Any,
     dimension_numbers: Any,
@@ -46,25 +48,31 @@ def composed(
     of every fused kernel, and what runs where none can.
     """
     params = {"dimension_numbers": dimension_numbers, "precision": precision, "out_sharding": out_sharding}
-    if not bias and activation == NO_ACTIVATION:
+    if not epilogue and activation == NO_ACTIVATION:
         return dot(lhs, rhs, preferred_element_type=preferred_element_type, **params)
     out_dtype = jax.eval_shape(
         functools.partial(dot_general_p.bind, preferred_element_type=preferred_element_type, **params), lhs, rhs
     ).dtype
     accumulator = dot(lhs, rhs, preferred_element_type=accumulator_dtype(out_dtype), **params)
-    return apply_epilogue(accumulator, bias[0] if bias else None, activation).astype(out_dtype)
+    return apply_epilogue(accumulator, *alpha_and_bias(epilogue, has_alpha), activation).astype(out_dtype)
 
 
 def gemm_aval(
-    lhs: Any, rhs: Any, *bias: Any, kernel: str | None, activation: str = NO_ACTIVATION, **params: Any
+    lhs: Any,
+    rhs: Any,
+    *epilogue: Any,
+    kernel: str | None,
+    has_alpha: bool = False,
+    activation: str = NO_ACTIVATION,
+    **params: Any,
 ) -> Any:
-    """The abstract result of all our primitives: bias, activation and kernel change nothing of it."""
+    """The abstract result of all our primitives: alpha, bias, activation and kernel change nothing of it."""
     return dot_general_aval(lhs, rhs, **params)
 
 
-def _xla(lhs: Any, rhs: Any, *bias: Any, kernel: str | None, activation: str, **params: Any) -> Any:
+def _xla(*operands: Any, kernel: str | None, **params: Any) -> Any:
     # The primitive, not lax.dot_general: a user may have put jaxgemm in that function's place.
-    return composed(lhs, rhs, *bias, activation=activation, dot=dot_general_p.bind, **params)
+    return composed(*operands, dot=dot_general_p.bind, **params)
 
 
 _lower_to_xla = mlir.lower_fun(_xla, multiple_results=False)
@@ -97,16 +105,19 @@ def _lower_for_cuda(
     preferred_element_type: Any,
     out_sharding: Any,
     kernel: str | None,
+    has_alpha: bool,
     activation: str,
 ) -> Any:
-    lhs, rhs, *bias = ctx.avals_in
+    lhs, rhs, *epilogue = ctx.avals_in
+    _, bias = alpha_and_bias(epilogue, has_alpha)
     (out,) = ctx.avals_out
     request = Request(
         *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (lhs, rhs, out)),
         dimension_numbers=dimension_numbers,
         precision=precision,
         activation=activation,
-        has_bias=bool(bias),
+        has_alpha=has_alpha,
+        has_bias=bias is not None,
     )
     choice = choose(request, kernel, target_sm())
     if choice.kernel is None:
@@ -118,6 +129,7 @@ def _lower_for_cuda(
             preferred_element_type=preferred_element_type,
             out_sharding=out_sharding,
             kernel=kernel,
+            has_alpha=has_alpha,
             activation=activation,
         )
     plan = request.plan()
@@ -126,7 +138,7 @@ def _lower_for_cuda(
         results.append(ShapedArray((choice.workspace_bytes,), np.dtype(np.uint8)))
     rule = jax.ffi.ffi_lowering(
         GEMM_TARGET,
-        operand_layouts=[plan.lhs.minor_to_major, plan.rhs.minor_to_major] + [(0,)] * len(bias),
+        operand_layouts=[plan.lhs.minor_to_major, plan.rhs.minor_to_major] + [(0,) * aval.ndim for aval in epilogue],
         result_layouts=[plan.out.minor_to_major] + [(0,)] * (len(results) - 1),
     )
     lowered = rule(
@@ -135,6 +147,7 @@ def _lower_for_cuda(
         kernel=choice.kernel,
         precision=choice.precision,
         activation=activation,
+        has_alpha=has_alpha,
         lhs=plan.lhs.attribute(),
         rhs=plan.rhs.attribute(),
         out=plan.out.attribute(),

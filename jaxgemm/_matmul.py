@@ -47,21 +47,26 @@ def matmul(
     lhs: Any,
     rhs: Any,
     *,
+    alpha: Any = None,
     bias: Any = None,
     activation: str | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     kernel: str | None = None,
 ) -> jax.Array:
-    """``activation(lhs @ rhs + bias)`` with the shapes of ``jnp.matmul``.
+    """``activation(alpha * (lhs @ rhs) + bias)`` with the shapes of ``jnp.matmul``.
 
     Args:
       lhs: (..., M, K), or (K,).
       rhs: (..., K, N), or (K,). Leading dimensions broadcast; operands of different dtypes are promoted as jax.numpy
         does.
+      alpha: None for 1, or a real number or array of shape (): a factor of the accumulator, e.g. ``lhs_scale *
+        rhs_scale`` of 8-bit operands. float32 (float64 for float64 results) and an operand of the kernel: a changed
+        value compiles nothing. What IEEE 754 says of 0, infinity and NaN holds: alpha = 0 does not hide a NaN.
       bias: None, or an array that broadcasts to the result, usually (N,). Added to the accumulator.
       activation: None, "relu", "gelu" (as "gelu_tanh": JAX's default approximation), "gelu_erf" or "silu".
-        Bias and activation are computed in the accumulator's dtype and rounded once, in the GEMM kernel where it can.
+        Alpha, bias and activation are computed in the accumulator's dtype and rounded once, in the GEMM kernel where
+        it can.
       precision: as in :func:`jaxgemm.dot_general`.
       preferred_element_type: dtype of the result; by default that of the promoted operands.
       kernel: as in :func:`jaxgemm.dot_general`.
@@ -70,10 +75,10 @@ def matmul(
       (..., M, N), without M or N where an operand has one dimension.
 
     Raises:
-      TypeError: operands that are no numeric arrays, have no dimensions, or do not fit together; an activation of
-        integers or complex numbers.
-      ValueError: an unknown activation, kernel or precision; batch dimensions or a bias that do not broadcast; a named
-        kernel that cannot run this problem.
+      TypeError: operands that are no numeric arrays, have no dimensions, or do not fit together; an alpha that is no
+        real number; alpha or an activation where the result is of integers or complex numbers.
+      ValueError: an unknown activation, kernel or precision; an alpha of another shape than (); batch dimensions or a
+        bias that do not broadcast; a named kernel that cannot run this problem.
     """
     lhs, rhs, weak = _operands(lhs, rhs, preferred_element_type)
     shapes = matmul_shapes(lhs.shape, rhs.shape)
@@ -81,6 +86,8 @@ def matmul(
     out_dtype = lhs.dtype if preferred_element_type is None else jax.dtypes.canonicalize_dtype(preferred_element_type)
     if activation != NO_ACTIVATION and not jnp.issubdtype(out_dtype, jnp.floating):
         raise TypeError(f"activation={activation!r} needs a floating-point result, this one is {out_dtype}")
+    if alpha is not None:
+        alpha = _checked_alpha(alpha, out_dtype)
     if bias is not None:
         bias = _checked_bias(bias, shapes.out_shape, out_dtype)
 
@@ -93,19 +100,19 @@ def matmul(
         out_sharding=None,
         kernel=kernel,
     )
-    if bias is None and activation == NO_ACTIVATION:
+    if alpha is None and bias is None and activation == NO_ACTIVATION:
         out = gemm(preferred_element_type=preferred_element_type)
         if weak:
             out = convert_element_type_p.bind(out, new_dtype=out.dtype, weak_type=True, sharding=None)
         return _permuted(out, shapes.permutation)
-    # Kernels add a vector to the rows of a float32 accumulator. What is not of that form is composed.
+    # Kernels scale a float32 accumulator and add a vector to its rows. What is not of that form is composed.
     row_bias = bias is None or (shapes.has_n and bias.shape == shapes.out_shape[-1:])
     if accumulator_dtype(out_dtype) == np.float32 and shapes.has_n and not shapes.rhs_keeps_batch and row_bias:
-        operands = [] if bias is None else [bias.astype(np.float32)]
-        out = gemm(*operands, activation=activation, preferred_element_type=out_dtype)
+        vector = None if bias is None else bias.astype(np.float32)
+        out = gemm(alpha=alpha, bias=vector, activation=activation, preferred_element_type=out_dtype)
         return _permuted(out, shapes.permutation)
     accumulator = _permuted(gemm(preferred_element_type=accumulator_dtype(out_dtype)), shapes.permutation)
-    return apply_epilogue(accumulator, bias, activation).astype(out_dtype)
+    return apply_epilogue(accumulator, alpha, bias, activation).astype(out_dtype)
 
 
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
@@ -113,6 +120,37 @@ _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 def _kind(dtype: Any) -> int:
     return next(i for i, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind))
+
+
+def _checked_alpha(alpha: Any, out_dtype: Any) -> jax.Array:
+    """Alpha in the accumulator's dtype."""
+    if not jnp.issubdtype(out_dtype, jnp.floating):
+        raise TypeError(
+            f"alpha={_in_words(alpha)} needs a floating-point result, this one is {out_dtype}: give "
+            "preferred_element_type=, e.g. jnp.float32"
+        )
+    try:
+        array = jnp.asarray(float(alpha) if type(alpha) is int else alpha)  # int32 has not all that float32 has
+    except (TypeError, ValueError, OverflowError):
+        array = None
+    if array is None or not (jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
+        raise TypeError(
+            f"alpha={_in_words(alpha)} is no real number: give a number, or an array of shape () of integers or "
+            "floating-point numbers"
+        )
+    if array.shape != ():
+        raise ValueError(
+            f"alpha of shape {array.shape} is no scalar: "
+            + ("use alpha.reshape(())" if array.size == 1 else "multiply lhs, rhs or the result by it")
+        )
+    return array.astype(accumulator_dtype(out_dtype))
+
+
+def _in_words(x: Any) -> str:
+    """A value of one line, or the type of what has none."""
+    if isinstance(x, jax.Array | np.ndarray):
+        return f"{x.dtype}{list(x.shape)}"
+    return repr(x) if isinstance(x, int | float | complex | str | np.generic) else f"<{type(x).__name__}>"
 
 
 def _checked_bias(bias: Any, out_shape: tuple[int, ...], out_dtype: Any) -> jax.Array:

@@ -16,10 +16,13 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxgemm._epilogue import NO_ACTIVATION
 from jaxgemm._lowering import dot_general_aval, local_gemm_p
 from jaxgemm._plan import DimensionNumbers, free_dims
 
 Axes = tuple[str, ...]
+# The epilogue of local_gemm_p: what follows a split contraction is left to XLA.
+_PLAIN = {"has_alpha": False, "activation": NO_ACTIVATION}
 
 
 def _factors(
@@ -92,7 +95,7 @@ def _spec(factors: list[str], axes: dict[str, Axes]) -> PartitionSpec:
 
 
 def _local_product(lhs: Any, rhs: Any, summed: Axes, params: dict[str, Any]) -> Any:
-    out = local_gemm_p.bind(lhs, rhs, activation="none", **(params | {"out_sharding": None}))
+    out = local_gemm_p.bind(lhs, rhs, **(params | _PLAIN | {"out_sharding": None}))
     if not summed:
         return out
     if out.dtype == np.bool_:  # "any" is the sum of booleans
@@ -126,7 +129,7 @@ def _partition(params: Any, mesh: Any, operand_shapes: Any, result_shape: Any) -
 
 @functools.partial(custom_partitioning, static_argnums=(2,))
 def _partitioned(lhs: Any, rhs: Any, params: Any) -> Any:
-    return local_gemm_p.bind(lhs, rhs, activation="none", **dict(params))
+    return local_gemm_p.bind(lhs, rhs, **_PLAIN, **dict(params))
 
 
 _partitioned.def_partition(partition=_partition, sharding_rule=_sharding_rule)

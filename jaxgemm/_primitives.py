@@ -1,11 +1,12 @@
 """The primitives that users' programs hold: a dot_general that JAX can differentiate, batch and shard.
 
-``gemm_p`` is bilinear and has dot_general's parameters plus ``kernel``; ``fused_gemm_p`` adds bias and activation and
-is differentiated through its composition. Both are lowered, once shapes are those of one device, to ``local_gemm_p``
-(_lowering.py); how the devices share the work is in _partition.py.
+``gemm_p`` is bilinear and has dot_general's parameters plus ``kernel``; ``fused_gemm_p`` adds alpha, bias and
+activation and is differentiated through its composition. Both are lowered, once shapes are those of one device, to
+``local_gemm_p`` (_lowering.py); how the devices share the work is in _partition.py.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxgemm import _compat
 from jaxgemm._choose import Request
-from jaxgemm._epilogue import accumulator_dtype, apply_epilogue
+from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, alpha_and_bias, apply_epilogue
 from jaxgemm._lowering import composed, gemm_aval, local_gemm_p
 from jaxgemm._partition import lower_partitioned
 from jaxgemm._plan import DimensionNumbers, Dims, free_dims
@@ -34,14 +35,17 @@ def request_of(equation: Any) -> tuple[Request, str | None] | None:
     """(request, named kernel) of a jaxpr equation that binds one of the primitives above, else None."""
     if equation.primitive not in (gemm_p, fused_gemm_p):
         return None
-    lhs, rhs, *bias = (v.aval for v in equation.invars)
+    lhs, rhs, *epilogue = (v.aval for v in equation.invars)
+    has_alpha = equation.params.get("has_alpha", False)
+    _, bias = alpha_and_bias(epilogue, has_alpha)
     out = equation.outvars[0].aval
     request = Request(
         *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (lhs, rhs, out)),
         dimension_numbers=equation.params["dimension_numbers"],
         precision=equation.params["precision"],
         activation=equation.params.get("activation", "none"),
-        has_bias=bool(bias),
+        has_alpha=has_alpha,
+        has_bias=bias is not None,
     )
     return request, equation.params["kernel"]
 
@@ -53,8 +57,8 @@ def _composed_fused(*operands: Any, kernel: str | None, **params: Any) -> Any:
 # --- lowering ---------------------------------------------------------------------------------------------------------
 
 
-def _local(*operands: Any, kernel: str | None, activation: str = "none", **params: Any) -> Any:
-    return local_gemm_p.bind(*operands, kernel=kernel, activation=activation, **params)
+def _local(*operands: Any, has_alpha: bool = False, activation: str = "none", **params: Any) -> Any:
+    return local_gemm_p.bind(*operands, has_alpha=has_alpha, activation=activation, **params)
 
 
 _lower_local = mlir.lower_fun(_local, multiple_results=False)
@@ -146,12 +150,14 @@ ad.defbilinear(
 )
 
 
-def _fused_jvp(primals: Any, tangents: Any, *, activation: str, preferred_element_type: Any, **params: Any) -> Any:
-    """The tangent of the accumulator is rounded to the dtype of the result, as it is where a bias and an activation
-    follow ``jnp.matmul``: so the cotangent has that dtype too, and the gradient's two GEMMs have dtypes of kernels.
+def _fused_jvp(
+    primals: Any, tangents: Any, *, has_alpha: bool, activation: str, preferred_element_type: Any, **params: Any
+) -> Any:
+    """The tangent of the accumulator is rounded to the dtype of the result, as it is where an epilogue follows
+    ``jnp.matmul``: so the cotangent has that dtype too, and the gradient's two GEMMs have dtypes of kernels.
     """
-    lhs, rhs, *bias = primals
-    d_lhs, d_rhs, *d_bias = tangents
+    lhs, rhs, *epilogue = primals
+    d_lhs, d_rhs, *d_epilogue = tangents
     dot = functools.partial(gemm_p.bind, **params)
     out_dtype = jax.eval_shape(functools.partial(dot, preferred_element_type=preferred_element_type), lhs, rhs).dtype
     accumulator = dot(lhs, rhs, preferred_element_type=accumulator_dtype(out_dtype))
@@ -160,16 +166,38 @@ def _fused_jvp(primals: Any, tangents: Any, *, activation: str, preferred_elemen
         for operands, tangent in (((d_lhs, rhs), d_lhs), ((lhs, d_rhs), d_rhs))
         if not isinstance(tangent, ad.Zero)
     ]
-    d_accumulator = sum(terms[1:], terms[0]).astype(accumulator.dtype) if terms else lax.full_like(accumulator, 0)
+    d_accumulator = sum(terms[1:], terms[0]).astype(accumulator.dtype) if terms else None
+    values = [accumulator, *epilogue]
+    d_values = [d_accumulator, *(None if isinstance(t, ad.Zero) else t for t in d_epilogue)]
+    # What does not vary has no tangent, not one of zeros: zero times an infinite accumulator would be NaN.
+    varying = [i for i, tangent in enumerate(d_values) if tangent is not None]
 
-    def finish(accumulator: Any, *bias: Any) -> Any:
-        return apply_epilogue(accumulator, bias[0] if bias else None, activation).astype(out_dtype)
+    def finish(*varied: Any) -> Any:
+        accumulator, *epilogue = _replaced(values, varying, varied)
+        return apply_epilogue(accumulator, *alpha_and_bias(epilogue, has_alpha), activation).astype(out_dtype)
 
-    d_bias = [ad.instantiate_zeros(t) for t in d_bias]
-    return jax.jvp(finish, (accumulator, *bias), (d_accumulator, *d_bias))
+    return jax.jvp(finish, [values[i] for i in varying], [d_values[i] for i in varying])
+
+
+def _replaced(values: Sequence[Any], places: Sequence[int], by: Sequence[Any]) -> list[Any]:
+    values = list(values)
+    for place, value in zip(places, by, strict=True):
+        values[place] = value
+    return values
+
+
+def _fused_transpose(g: Any, *operands: Any, **params: Any) -> Any:
+    """Of what is linear: one operand, or bias and another one, without an activation."""
+    if params["activation"] != NO_ACTIVATION:
+        raise NotImplementedError(f"jaxgemm.matmul with activation={params['activation']!r} is not linear")
+    linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    avals = [jax.ShapeDtypeStruct(operands[i].aval.shape, operands[i].aval.dtype) for i in linear]
+    transposed = jax.linear_transpose(lambda *xs: _composed_fused(*_replaced(operands, linear, xs), **params), *avals)
+    return _replaced([None] * len(operands), linear, transposed(g))
 
 
 ad.primitive_jvps[fused_gemm_p] = _fused_jvp
+ad.primitive_transposes[fused_gemm_p] = _fused_transpose
 
 # --- vmap -------------------------------------------------------------------------------------------------------------
 
@@ -208,15 +236,15 @@ def _batch_gemm(axis_data: Any, operands: Any, dims: Any, *, dimension_numbers: 
 
 
 def _batch_fused(axis_data: Any, operands: Any, dims: Any, *, dimension_numbers: Any, **params: Any) -> Any:
-    lhs, rhs, *bias = operands
-    lhs_dim, rhs_dim, *bias_dims = dims
-    if all(d is None for d in bias_dims) and (lhs_dim is not None or rhs_dim is None) and not params["out_sharding"]:
+    lhs, rhs, *epilogue = operands
+    lhs_dim, rhs_dim, *rest_dims = dims
+    if all(d is None for d in rest_dims) and (lhs_dim is not None or rhs_dim is None) and not params["out_sharding"]:
         if lhs_dim is None:
             return fused_gemm_p.bind(*operands, dimension_numbers=dimension_numbers, **params), None
         batched, out_dim = _batched_dimension_numbers(
             (np.ndim(lhs), np.ndim(rhs)), (lhs_dim, rhs_dim), dimension_numbers
         )
-        return fused_gemm_p.bind(lhs, rhs, *bias, dimension_numbers=batched, **params), out_dim
+        return fused_gemm_p.bind(lhs, rhs, *epilogue, dimension_numbers=batched, **params), out_dim
     function = functools.partial(_composed_fused, dimension_numbers=dimension_numbers, **params)
     mapped = jax.vmap(
         function,

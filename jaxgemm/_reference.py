@@ -4,7 +4,8 @@ The bound is componentwise: |out - exact| <= E + u_out (|exact| + E) + eta with 
 and t = c K' 2^-24. c counts float32 ulps lost per multiply-add: 1 for round-to-nearest FMA (Higham, "Accuracy and
 Stability of Numerical Algorithms", section 3.1), and below 1 for Hopper's tensor cores, which truncate sums of 16
 products (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021, and later models of it).
-K' adds the partial sums and the bias to K; d is the relative rounding of the operands, for TF32 only.
+K' adds the partial sums and the bias to K; d is the relative rounding of the operands, for TF32 only. An alpha makes
+both |lhs| |rhs| and the exact product alpha times as large, and K' larger by its own rounding.
 
 Of 8-bit floating-point operands Hopper's tensor cores add 32 products and the sum so far with 13 bits of fraction below
 the largest of them, and truncate: 33 * 2^-13 (|lhs| |rhs|) at most for each instruction. Sums of 512 products, of 16
@@ -49,7 +50,14 @@ def _products(lhs: jax.Array, rhs: jax.Array, dimension_numbers: DimensionNumber
 
 
 def error_over_bound(
-    out: Any, exact: Any, magnitude: Any, k: int, lhs_dtype: Any, out_dtype: Any, precision: str = "highest"
+    out: Any,
+    exact: Any,
+    magnitude: Any,
+    k: int,
+    lhs_dtype: Any,
+    out_dtype: Any,
+    precision: str = "highest",
+    alpha: float | None = None,
 ) -> float:
     """The largest elementwise error of ``out`` over its bound: at most 1 if the kernel is right.
 
@@ -60,6 +68,8 @@ def error_over_bound(
       k: length of the contraction.
       lhs_dtype, out_dtype: dtypes of the operands and of the result.
       precision: "default" allows float32 operands to be rounded to TF32; "highest" does not.
+      alpha: what the epilogue multiplied the sums by, if it did: one rounding more, and a factor of what underflows.
+        ``exact`` and ``magnitude`` are those of the products with it.
 
     Returns:
       A non-negative number; infinity if any element is NaN or infinite where the exact result is not, or is finite
@@ -67,14 +77,14 @@ def error_over_bound(
     """
     lhs_dtype, out_dtype = jnp.dtype(lhs_dtype), jnp.dtype(out_dtype)
     rounding = _TF32_ROUNDING if lhs_dtype == jnp.float32 and precision == "default" else 0.0
-    t = (k + _EXTRA_TERMS) * 2.0**-24 if k > 0 else 0.0
+    t = (k + _EXTRA_TERMS + (alpha is not None)) * 2.0**-24 if k > 0 else 0.0
     truncation = 0.0
     if jnp.issubdtype(lhs_dtype, jnp.floating) and lhs_dtype.itemsize == 1:
         truncation = min(-(-k // _FP8_PRODUCTS), _FP8_INSTRUCTIONS) * (_FP8_PRODUCTS + 1) * _FP8_UNIT
     if jnp.issubdtype(out_dtype, jnp.floating):
         info = jnp.finfo(out_dtype)
         unit, largest = float(info.eps) / 2, float(info.max)
-        eta = 2.0**-25 if out_dtype == jnp.float16 else max(k, 1) * 2.0**-126
+        eta = 2.0**-25 if out_dtype == jnp.float16 else max(k, 1) * max(1.0, abs(alpha or 1.0)) * 2.0**-126
     else:
         unit, largest, eta = 0.0, float(jnp.iinfo(out_dtype).max), 0.0
         t = 0.0

@@ -37,7 +37,7 @@ def good_call(kernel: str = "naive:32x32x1", dtype: str = "float32", workspace: 
         "results": [((4, 6), dtype)] + ([((workspace,), "uint8")] if workspace else []),
         "attributes": {
             "sm": 90, "kernel": kernel, "precision": "default", "activation": "none",
-            "lhs": plain_dims(), "rhs": plain_dims(), "out": plain_dims(),
+            "has_alpha": False, "lhs": plain_dims(), "rhs": plain_dims(), "out": plain_dims(),
         },
     }  # fmt: skip
 
@@ -57,6 +57,7 @@ def padded_call() -> Call:
         "bfloat16",
         "default",
         "none",
+        False,
         False,
         90,
     )
@@ -96,9 +97,23 @@ def listed() -> Iterator[tuple[str, Call]]:
             lambda call: call["attributes"][operand].update({k: np.array(v, np.int64) for k, v in kwargs.items()})
         )
 
+    def with_alpha(*operands: tuple[Sequence[int], str]) -> Call:
+        call = attribute(has_alpha=True)
+        call["operands"] += operands
+        return call
+
+    def integer_call() -> Call:
+        call = good_call("mma:64x64x64", "int8")
+        call["results"] = [((4, 6), "int32")]
+        call["attributes"]["has_alpha"] = True
+        return call
+
     yield "good", good_call()
     yield "good with workspace", padded_call()
     yield "good with bias", changed(lambda call: call["operands"].append(((6,), "float32")))
+    yield "good with alpha", with_alpha(((), "float32"))
+    yield "good with alpha in a vector", with_alpha(((1,), "float32"))
+    yield "good with alpha and bias", with_alpha(((), "float32"), ((6,), "float32"))
     yield "kernel", attribute(kernel="fast")
     yield "family is no kernel", attribute(kernel="naive")
     yield "empty kernel", attribute(kernel="")
@@ -134,6 +149,18 @@ def listed() -> Iterator[tuple[str, Call]]:
     yield "three results", changed(lambda call: call["results"].extend([((6,), "uint8")] * 2))
     yield "short bias", changed(lambda call: call["operands"].append(((5,), "float32")))
     yield "bias of another dtype", changed(lambda call: call["operands"].append(((6,), "bfloat16")))
+    yield "alpha announced and not there", with_alpha()
+    yield "alpha there and not announced", changed(lambda call: call["operands"].append(((), "float32")))
+    yield "five operands", with_alpha(((), "float32"), ((6,), "float32"), ((), "float32"))
+    yield "bias before alpha", with_alpha(((6,), "float32"), ((), "float32"))
+    yield "two alphas", with_alpha(((2,), "float32"))
+    yield "no element in alpha", with_alpha(((0,), "float32"))
+    yield "alpha of another dtype", with_alpha(((), "int32"))
+    yield "alpha in half", with_alpha(((), "float16"), ((6,), "float32"))
+    yield "short bias after alpha", with_alpha(((), "float32"), ((5,), "float32"))
+    yield "has_alpha is a number", attribute(has_alpha=1)
+    yield "no has_alpha", changed(lambda call: call["attributes"].pop("has_alpha"))
+    yield "alpha of integers", changed(lambda call: call["operands"].append(((), "float32")), integer_call)
     yield "no workspace", changed(lambda call: call["results"].pop(), padded_call)
     yield "small workspace", changed(lambda call: call["results"].__setitem__(1, ((256,), "uint8")), padded_call)
     yield (
@@ -187,6 +214,7 @@ def corrupt(call: Call, rng: np.random.Generator) -> None:
         lambda: attributes.update(sm=int(rng.choice([0, -1, 75, 80, 90, 2**31, 2**40]))),
         lambda: attributes.update(precision=str(rng.choice(["", "high", "highest"]))),
         lambda: attributes.update(activation=str(rng.choice(["", "relu", "gelu"]))),
+        lambda: attributes.update(has_alpha=bool(rng.integers(2))),
         lambda: attributes.pop(str(rng.choice(list(attributes))), None),
         one_group, one_group, swap_order, another_type, operand_or_result, operand_or_result,
     ]  # fmt: skip
@@ -198,9 +226,11 @@ def inside_its_buffers(call: Call) -> bool:
     attributes, buffers = call["attributes"], [*call["operands"][:2], call["results"][0]]
     dims = [_core.OperandDims(*(attributes[name][g].tolist() for g in GROUPS)) for name in ("lhs", "rhs", "out")]
     sizes = [list(shape) for shape, _ in buffers]
+    rest, has_alpha = call["operands"][2:], attributes["has_alpha"]
     asked = _core.Problem(
         sizes[0], dims[0], sizes[1], dims[1], sizes[2], dims[2], *(dtype for _, dtype in buffers),
-        attributes["precision"], attributes["activation"], len(call["operands"]) == 3, attributes["sm"],
+        attributes["precision"], attributes["activation"], has_alpha, len(rest) > has_alpha,
+        attributes["sm"],
     )  # fmt: skip
     if 0 in (asked.batch, asked.m, asked.n, asked.k):
         return True
@@ -210,8 +240,9 @@ def inside_its_buffers(call: Call) -> bool:
     last = [(asked.batch - 1) * step + (rows - 1) * ld + cols for (rows, cols), (step, ld) in views]
     needed = _core.workspace_bytes(attributes["kernel"], asked)
     given = np.prod(call["results"][1][0]) if len(call["results"]) > 1 else 0
-    bias = len(call["operands"]) < 3 or np.prod(call["operands"][2][0], dtype=int) == asked.n
-    return bias and needed <= given and all(n <= np.prod(s) for n, s in zip(last, sizes, strict=True))
+    counts = [1] * has_alpha + [asked.n] * (len(rest) > has_alpha)
+    epilogue = [np.prod(shape, dtype=int) for shape, _ in rest] == counts
+    return epilogue and needed <= given and all(n <= np.prod(s) for n, s in zip(last, sizes, strict=True))
 
 
 def main(count: int) -> None:

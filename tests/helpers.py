@@ -130,7 +130,7 @@ def problem(m: int, n: int, k: int, **kwargs: Any) -> _core.Problem:
         "rhs_sizes": rhs_sizes, "rhs_dims": plain if layout[1] == "N" else flipped,
         "out_sizes": [batch, m, n], "out_dims": plain,
         "lhs_dtype": "float32", "rhs_dtype": "float32", "out_dtype": "float32",
-        "precision": "default", "activation": "none", "has_bias": False, "sm": 90,
+        "precision": "default", "activation": "none", "has_alpha": False, "has_bias": False, "sm": 90,
     }  # fmt: skip
     return _core.Problem(**(settings | kwargs))
 

@@ -77,12 +77,18 @@ def test_facts_agree_with_why_not(name: str) -> None:
     for sm in able_gpus(info):
         enough = info.smem_bytes <= MAX_SMEM_BYTES[sm]
         assert (not _core.why_not(name, problem(8, 8, 8, sm=sm, **dtypes))) == enough
-    for asked in ({"activation": "relu"}, {"has_bias": True}, {"activation": "silu", "has_bias": True}):
+    for asked in (
+        {"activation": "relu"},
+        {"has_bias": True},
+        {"has_alpha": True},
+        {"activation": "silu", "has_bias": True},
+    ):
         sentence = _core.why_not(name, problem(8, 8, 8, **asked, **dtypes))
         if not info.fused_epilogue:
-            assert sentence == "does not fuse bias and activation"
+            assert sentence == "does not fuse alpha, bias and activation"
         else:
-            assert sentence == ("" if is_float(out) else "fuses bias and activation with floating-point results only")
+            unfit = "fuses alpha, bias and activation with floating-point results only"
+            assert sentence == ("" if is_float(out) else unfit)
 
 
 @pytest.mark.parametrize("name", KERNEL_NAMES)

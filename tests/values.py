@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import ml_dtypes  # noqa: F401  (NumPy then knows bfloat16 by name)
@@ -173,8 +174,26 @@ ACTIVATIONS: dict[str, Any] = {
 }
 """In float64, by the name that the kernels know them by."""
 _STEEPEST = 1.13  # no activation's derivative is larger
-EPILOGUES = [(name, bias) for name in ACTIVATIONS for bias in (False, True) if bias or name != "none"]
-"""Activations, each with or without a bias."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What a test asks of an epilogue; ``alpha`` is a float32 number."""
+
+    activation: str = "none"
+    has_bias: bool = False
+    alpha: float | None = None
+
+
+ALPHA = float(np.float32(2.19))
+EPILOGUES = [
+    *(Epilogue(name, bias) for name in ACTIVATIONS for bias in (False, True) if bias or name != "none"),
+    Epilogue(alpha=float(np.float32(-1.37))),
+    Epilogue(has_bias=True, alpha=float(np.float32(0.0173))),
+    Epilogue("relu", alpha=float(np.float32(-0.61))),
+    Epilogue("silu", True, ALPHA),
+]
+"""Activations, each with or without a bias; and alpha, no power of two, before all that may follow it."""
 
 
 def epilogue_operands(
@@ -187,16 +206,19 @@ def epilogue_operands(
 
 
 def epilogue_error_ratio(
-    case: Case, out: np.ndarray, operands: Sequence[np.ndarray], epilogue: tuple[str, np.ndarray | None],
+    case: Case, out: np.ndarray, operands: Sequence[np.ndarray], bias: np.ndarray, epilogue: Epilogue,
     dtypes: DTypes, tf32: bool = False,
 ) -> float:  # fmt: skip
-    """The error of activation(lhs @ rhs + bias) over its bound: that of the accumulator times the function's slope."""
-    activation, bias = epilogue
+    """The error of activation(alpha * (lhs @ rhs) + bias) over its bound: that of the scaled accumulator times the
+    function's slope; ``bias`` counts if the epilogue has one.
+    """
+    alpha = 1.0 if epilogue.alpha is None else epilogue.alpha
     exact, magnitude = _product(case, operands)
-    add = np.zeros(case.shape.n) if bias is None else bias.astype(np.float64)
+    add = bias.astype(np.float64) if epilogue.has_bias else np.zeros(case.shape.n)
     # The bound of an empty sum is zero: one term is granted to the bias and the function.
-    exact, magnitude = ACTIVATIONS[activation](exact + add), _STEEPEST * (magnitude + np.abs(add))
-    return error_ratio(out, exact, magnitude, max(case.shape.k, 1), dtypes, tf32)
+    exact = ACTIVATIONS[epilogue.activation](alpha * exact + add)
+    magnitude = _STEEPEST * (abs(alpha) * magnitude + np.abs(add))
+    return error_ratio(out, exact, magnitude, max(case.shape.k, 1), dtypes, tf32, epilogue.alpha)
 
 
 # --- judgement --------------------------------------------------------------------------------------------------------
@@ -226,8 +248,9 @@ def product_error_ratio(
 
 
 def error_ratio(
-    out: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, k: int, dtypes: DTypes, tf32: bool = False
-) -> float:
+    out: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, k: int, dtypes: DTypes, tf32: bool = False,
+    alpha: float | None = None,
+) -> float:  # fmt: skip
     """``error_over_bound`` of arrays padded with zeros to few different sizes: few programs to compile."""
     import jax
     import jax.numpy as jnp
@@ -246,7 +269,7 @@ def error_ratio(
     assert out.shape == exact.shape
     with jax.enable_x64(True):
         arrays = [jnp.asarray(padded(x)) for x in (out, exact, magnitude)]
-    return error_over_bound(*arrays, k, dtypes[0], dtypes[2], "default" if tf32 else "highest")
+    return error_over_bound(*arrays, k, dtypes[0], dtypes[2], "default" if tf32 else "highest", alpha)
 
 
 def assert_equal(actual: np.ndarray, expected: np.ndarray, what: str) -> None:

@@ -1,4 +1,4 @@
-// out = activation(accumulator + bias), evaluated in float32 and rounded once to the dtype of out.
+// out = activation(alpha * accumulator + bias), evaluated in float32 and rounded once to the dtype of out.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -39,8 +39,9 @@ __device__ inline void round4(__nv_bfloat16* g_out, const float (&value)[4]) {
 
 // Writes accumulators of one matrix of out. Callers mask rows >= M and columns >= N themselves.
 struct Epilogue {
-  void* out;          // (batch, M, N), row-major with leading dimension ld
-  const float* bias;  // (N) or nullptr
+  void* out;           // (batch, M, N), row-major with leading dimension ld
+  const float* alpha;  // one number, or nullptr
+  const float* bias;   // (N) or nullptr
   int64_t ld, batch_stride;
   DType out_dtype;
   Activation activation;
@@ -49,6 +50,7 @@ struct Epilogue {
 
   explicit Epilogue(const GemmArgs& args)
       : out(args.out),
+        alpha(args.alpha),
         bias(args.bias),
         ld(args.problem.out.ld),
         batch_stride(args.problem.out.batch_stride),
@@ -64,10 +66,16 @@ struct Epilogue {
   }
 
   // Whether accumulators are only rounded.
-  __host__ __device__ bool plain() const { return bias == nullptr && activation == Activation::kNone; }
+  __host__ __device__ bool plain() const {
+    return alpha == nullptr && bias == nullptr && activation == Activation::kNone;
+  }
+
+  // 1, which changes nothing, where there is no alpha: a branch for each case takes more registers.
+  __device__ float factor() const { return alpha ? *alpha : 1.0f; }
 
   __device__ float finish(float accumulator, int64_t col) const {
-    return activate(activation, bias ? accumulator + bias[col] : accumulator);
+    const float scaled = factor() * accumulator;
+    return activate(activation, bias ? scaled + bias[col] : scaled);
   }
 
   // The same for four neighbouring columns, of which those before N exist. The code of the activations, which is long,
@@ -76,8 +84,11 @@ struct Epilogue {
     if (bias) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (col + i < N) x[i] += bias[col + i];
+        if (col + i < N) x[i] = factor() * x[i] + bias[col + i];
       }
+    } else if (alpha) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] *= *alpha;
     }
     if (activation == Activation::kNone) return;
 #pragma unroll 1

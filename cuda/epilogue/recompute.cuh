@@ -1,5 +1,5 @@
-// What becomes of sums before bias and activation: nothing, or, where a kernel's own way of multiplying is not as good
-// as float32's, another try.
+// What becomes of sums before alpha, bias and activation: nothing, or, where a kernel's own way of multiplying is not
+// as good as float32's, another try.
 #pragma once
 
 #include <cstdint>

@@ -33,9 +33,10 @@ class OutWriter {
   __device__ OutWriter(OutStaging& s_staging, int warpgroup)
       : s_staging_(s_staging), warpgroup_(warpgroup), thread_(static_cast<int>(threadIdx.x) % ptx::kWarpgroupThreads) {}
 
-  // Adds the bias to 64 rows of sums and applies the activation.
+  // Multiplies 64 rows of sums by alpha, adds the bias and applies the activation.
   template <int kRegisters>
   __device__ void finish(float (&sums)[kRegisters], const Epilogue& epilogue, int64_t N, int64_t col) const {
+    if (epilogue.alpha) scale(sums, *epilogue.alpha);
     if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);
     if (epilogue.activation != Activation::kNone) activate_all(sums, epilogue.activation);
   }
@@ -93,6 +94,12 @@ class OutWriter {
 
  private:
   __device__ void meet() const { ptx::barrier_sync(warpgroup_, ptx::kWarpgroupThreads); }
+
+  template <int kRegisters>
+  __device__ static void scale(float (&sums)[kRegisters], float factor) {
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) sums[i] *= factor;
+  }
 
   // To columns from `bias` on, of which n_left exist, an even number.
   template <int kRegisters>

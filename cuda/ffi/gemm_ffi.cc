@@ -75,9 +75,10 @@ struct Call {
   GemmArgs args;
 };
 
-// Operands: lhs, rhs and, if there are three, bias. Results: out and, if the kernel wants one, workspace.
+// Operands: lhs, rhs, then alpha if has_alpha says so, then bias if there is one more. Results: out and, if the kernel
+// wants one, workspace.
 ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view kernel_name,
-                  std::string_view precision, std::string_view activation, const DimsAttr& lhs_dims,
+                  std::string_view precision, std::string_view activation, bool has_alpha, const DimsAttr& lhs_dims,
                   const DimsAttr& rhs_dims, const DimsAttr& out_dims, Call& call) {
   call.kernel = find(kernel_name);
   if (call.kernel == nullptr) {
@@ -85,9 +86,12 @@ ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets result
     for (const Kernel* kernel : kernels()) known += (known.empty() ? "" : ", ") + std::string(kernel->info.full_name);
     return invalid("no kernel is called '" + std::string(kernel_name) + "'; this build has " + known);
   }
-  if (operands.size() < 2 || operands.size() > 3 || results.size() < 1 || results.size() > 2) {
-    return invalid("takes 2 or 3 operands and 1 or 2 results, got " + std::to_string(operands.size()) + " and " +
-                   std::to_string(results.size()));
+  const size_t without_bias = has_alpha ? 3 : 2;
+  if (operands.size() < without_bias || operands.size() > without_bias + 1 || results.size() < 1 ||
+      results.size() > 2) {
+    return invalid("takes " + std::to_string(without_bias) + " or " + std::to_string(without_bias + 1) + " operands" +
+                   (has_alpha ? " with alpha" : "") + " and 1 or 2 results, got " + std::to_string(operands.size()) +
+                   " and " + std::to_string(results.size()));
   }
   const auto lhs = operands.get<ffi::AnyBuffer>(0), rhs = operands.get<ffi::AnyBuffer>(1);
   auto out = results.get<ffi::AnyBuffer>(0);
@@ -107,7 +111,8 @@ ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets result
   p.out_dtype = *out_dtype;
   p.precision = *precision_value;
   p.activation = *activation_value;
-  p.has_bias = operands.size() == 3;
+  p.has_alpha = has_alpha;
+  p.has_bias = operands.size() > without_bias;
   p.sm = sm;
   if (std::string error = make_problem(sizes(*lhs), to_dims(lhs_dims), sizes(*rhs), to_dims(rhs_dims), sizes(**out),
                                        to_dims(out_dims), p);
@@ -121,8 +126,15 @@ ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets result
   args.lhs = lhs->untyped_data();
   args.rhs = rhs->untyped_data();
   args.out = (*out)->untyped_data();
+  if (p.has_alpha) {
+    const auto alpha = operands.get<ffi::AnyBuffer>(2);
+    if (!alpha || alpha->element_type() != ffi::DataType::F32 || alpha->element_count() != 1) {
+      return invalid("alpha is not one float32 number");
+    }
+    args.alpha = static_cast<const float*>(alpha->untyped_data());
+  }
   if (p.has_bias) {
-    const auto bias = operands.get<ffi::AnyBuffer>(2);
+    const auto bias = operands.get<ffi::AnyBuffer>(without_bias);
     if (!bias || bias->element_type() != ffi::DataType::F32 || static_cast<int64_t>(bias->element_count()) != p.N) {
       return invalid("bias is not a float32 vector of N=" + std::to_string(p.N) + " elements");
     }
@@ -155,7 +167,8 @@ ffi::Error guarded(F&& body) {
 }
 
 ffi::Error gemm(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view kernel,
-                std::string_view precision, std::string_view activation, DimsAttr lhs, DimsAttr rhs, DimsAttr out) {
+                std::string_view precision, std::string_view activation, bool has_alpha, DimsAttr lhs, DimsAttr rhs,
+                DimsAttr out) {
   return guarded([&] {
     int device = 0, major = 0, minor = 0;
     cudaError_t status = cudaGetDevice(&device);
@@ -168,7 +181,7 @@ ffi::Error gemm(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Remaining
     }
     Call call;
     ffi::Error error =
-        decode(10 * major + minor, operands, results, kernel, precision, activation, lhs, rhs, out, call);
+        decode(10 * major + minor, operands, results, kernel, precision, activation, has_alpha, lhs, rhs, out, call);
     if (error.failure() || call.args.problem.empty()) return error;
     call.args.stream = stream;
     if (std::string what = call.kernel->launch(call.args); !what.empty()) {
@@ -180,11 +193,12 @@ ffi::Error gemm(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Remaining
 }
 
 ffi::Error gemm_check(int64_t sm, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view kernel,
-                      std::string_view precision, std::string_view activation, DimsAttr lhs, DimsAttr rhs,
-                      DimsAttr out) {
+                      std::string_view precision, std::string_view activation, bool has_alpha, DimsAttr lhs,
+                      DimsAttr rhs, DimsAttr out) {
   return guarded([&] {
     Call call;
-    return decode(static_cast<int>(sm), operands, results, kernel, precision, activation, lhs, rhs, out, call);
+    return decode(static_cast<int>(sm), operands, results, kernel, precision, activation, has_alpha, lhs, rhs, out,
+                  call);
   });
 }
 
@@ -196,6 +210,7 @@ XLA_FFI_DEFINE_HANDLER(kGemmHandler, gemm,
                            .Attr<std::string_view>("kernel")
                            .Attr<std::string_view>("precision")
                            .Attr<std::string_view>("activation")
+                           .Attr<bool>("has_alpha")
                            .Attr<DimsAttr>("lhs")
                            .Attr<DimsAttr>("rhs")
                            .Attr<DimsAttr>("out"),
@@ -209,6 +224,7 @@ XLA_FFI_DEFINE_HANDLER(kGemmCheckHandler, gemm_check,
                            .Attr<std::string_view>("kernel")
                            .Attr<std::string_view>("precision")
                            .Attr<std::string_view>("activation")
+                           .Attr<bool>("has_alpha")
                            .Attr<DimsAttr>("lhs")
                            .Attr<DimsAttr>("rhs")
                            .Attr<DimsAttr>("out"));

@@ -72,6 +72,13 @@ _OUT = [
     Mutation("wgmma", "the first column's bias for both", "second = bias[at + 1]", "second = bias[at]", file=TMA_OUT),
     Mutation("wgmma", "bias of the first tile", "epilogue.bias + col,", "epilogue.bias,", file=TMA_OUT),
     Mutation("wgmma", "bias read behind its end", "if (at >= n_left) continue;", "", file=TMA_OUT),
+    Mutation("wgmma", "alpha left out", "if (epilogue.alpha) scale(sums, *epilogue.alpha);", "", file=TMA_OUT),
+    Mutation("wgmma", "alpha after the bias", "if (epilogue.alpha) scale(sums, *epilogue.alpha);\n"
+             "    if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);",
+             "if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);\n"
+             "    if (epilogue.alpha) scale(sums, *epilogue.alpha);", file=TMA_OUT),
+    Mutation("wgmma", "alpha on the way of plain sums", "return alpha == nullptr && bias", "return bias",
+             file="epilogue/epilogue.cuh"),
     Mutation("wgmma", "activations do not rotate", "sums[j] = sums[j + 4];", ";", file=TMA_OUT),
     *(
         Mutation("wgmma", f"no meeting {i} of a warpgroup", "      meet();", "", i, TMA_OUT)

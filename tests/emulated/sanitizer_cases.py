@@ -22,7 +22,7 @@ _PLACEMENTS = (Placement(), Placement(misaligned=("lhs", "rhs", "out")), _ALIGNE
 
 
 def run_kernel(emulated: Emulator, info: KernelInfo) -> int:
-    """One product for each layout, over all dtypes and placements, with a bias if it can be; returns how many."""
+    """One product for each layout, over all dtypes and placements, with an epilogue if it can be; returns how many."""
     for i, layout in enumerate(LAYOUTS):
         dtypes, precision = modes(info)[i % len(modes(info))]
         tma = info.family.startswith("sm90.")  # a reference kernel, which copies nothing first
@@ -36,7 +36,8 @@ def run_kernel(emulated: Emulator, info: KernelInfo) -> int:
         epilogue = {}
         if is_float(dtypes[2]):
             bias = np.arange(trial.case.shape.n, dtype=np.float32) % 5
-            epilogue, expected = {"bias": bias, "activation": "relu"}, np.maximum(expected + bias, 0)
+            epilogue = {"alpha": -3.0, "bias": bias, "activation": "relu"}
+            expected = np.maximum(-3.0 * expected + bias, 0)
         result = trial.run(emulated, info.name, dtypes, lhs, rhs, **epilogue)
         found = faults(result, rounded(expected, dtypes[2]))
         assert not found, f"{trial.command(info.name, dtypes)}\n{found}"

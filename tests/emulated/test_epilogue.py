@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,16 @@ from tests.emulated.support import in_parallel, placements
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Result, Trial, run
 from tests.gpu.support import first_floating, floating, over_modes
-from tests.values import ACTIVATIONS, EPILOGUES, DTypes, epilogue_error_ratio, epilogue_operands, rounds_operands
+from tests.values import (
+    ACTIVATIONS,
+    ALPHA,
+    EPILOGUES,
+    DTypes,
+    Epilogue,
+    epilogue_error_ratio,
+    epilogue_operands,
+    rounds_operands,
+)
 
 
 def _shapes(info: Any) -> list[tuple[int, int, int]]:
@@ -23,30 +33,30 @@ def _shapes(info: Any) -> list[tuple[int, int, int]]:
 
 @over_modes(floating)
 def test_epilogue(emulated: Emulator, info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
-    """Bias and activation in float32, rounded once: the error of the accumulator times the slope of the function."""
+    """All in float32, rounded once: the error is that of the scaled accumulator times the slope of the function."""
     deep = dataclasses.astuple(deep_shape(info))[:3]
     operands = {shape: epilogue_operands(rng, shape, dtypes) for shape in [*_shapes(info), deep]}
     places = placements(info)
-    variants = [(shape, name, bias) for shape in _shapes(info) for name, bias in EPILOGUES]
-    variants += [(deep, "none", True), (deep, "silu", True)]
+    variants = [(shape, epilogue) for shape in _shapes(info) for epilogue in EPILOGUES]
+    variants += [(deep, Epilogue(has_bias=True)), (deep, Epilogue("silu", True, ALPHA))]
 
-    def compute(numbered: tuple[int, tuple[Any, str, bool]]) -> Result:
-        i, (shape, activation, has_bias) = numbered
+    def compute(numbered: tuple[int, tuple[Any, Epilogue]]) -> Result:
+        i, (shape, epilogue) = numbered
         lhs, rhs, bias = operands[shape]
         return run(
             emulated, info.name, Case(Shape(*shape), "NN"), lhs, rhs, dtypes[2], places[i % len(places)],
-            bias=bias if has_bias else None, activation=activation, precision=precision, schedule=Schedule(i),
+            alpha=epilogue.alpha, bias=bias if epilogue.has_bias else None, activation=epilogue.activation,
+            precision=precision, schedule=Schedule(i),
         )  # fmt: skip
 
     results = in_parallel(compute, enumerate(variants))
     tf32 = rounds_operands(info, dtypes, precision)
-    for (shape, activation, has_bias), result in zip(variants, results, strict=True):
+    for (shape, epilogue), result in zip(variants, results, strict=True):
         *pair, bias = operands[shape]
-        what = f"{shape} {activation} bias={has_bias}"
+        what = f"{shape} {epilogue}"
         assert result.run.clean, f"{what}: {result.run}"
         assert not result.stray, what
-        epilogue = activation, bias if has_bias else None
-        ratio = epilogue_error_ratio(Case(Shape(*shape), "NN"), result.out, pair, epilogue, dtypes, tf32)
+        ratio = epilogue_error_ratio(Case(Shape(*shape), "NN"), result.out, pair, bias, epilogue, dtypes, tf32)
         assert ratio <= 1, f"{what}: error {ratio:.3g} times its bound"
 
 
@@ -60,3 +70,17 @@ def test_epilogue_keeps_nan(emulated: Emulator, info: Any, dtypes: DTypes, preci
         assert result.run.clean, f"{activation}: {result.run}"
         nan_rows = np.isnan(result.out.astype(np.float32)).all(1)
         assert nan_rows.tolist() == [False, False, False, True, False], activation
+
+
+@over_modes(first_floating)
+def test_special_alphas(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
+    """NaN and infinity are factors like any other, of empty sums too: 0 * inf is NaN. Zero hides no NaN."""
+    lhs, rhs = np.ones((5, 8), dtypes[0]), np.ones((8, 6), dtypes[1])
+    lhs[1], lhs[2, 3], lhs[3] = 0, np.nan, -1
+    for k, alpha in itertools.product((8, 0), (np.nan, np.inf, -np.inf, 0.0)):
+        trial = Trial(Case(Shape(5, 6, k), "NN"), precision=precision)
+        result = trial.run(emulated, info.name, dtypes, lhs[:, :k], rhs[:k], alpha=alpha)
+        assert result.run.clean, f"{alpha}: {result.run}"
+        with np.errstate(invalid="ignore"):
+            expected = np.float32(alpha) * np.array([k, 0, np.nan if k else 0, -k, k], np.float32)
+        np.testing.assert_array_equal(result.out.astype(np.float32), np.tile(expected[:, None], 6), f"{k} {alpha}")

@@ -31,8 +31,8 @@ _PLACEMENTS = (
 
 
 def trials(emulator: Emulator, info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
-    """Where a broken kernel shows, and whether with a bias: whole tiles and rests of all kinds, deep and long K, K that
-    a cluster shares; what most defects show in comes first.
+    """Where a broken kernel shows, and whether with an epilogue: whole tiles and rests of all kinds, deep and long K,
+    K that a cluster shares; what most defects show in comes first.
     """
     tile_m, tile_n, tile_k = info.cta_tile
     shapes = [
@@ -57,19 +57,24 @@ def fault_of(emulator: Emulator, info: KernelInfo) -> str:
     """The first fault of a kernel, "" if there is none."""
     if info.tf32 and info.highest and (found := fault_of_float32(emulator, info)):
         return found
+    fused_so_far = 0
     taken = affordable(info, trials(emulator, info), lambda numbered: numbered[0], 3 * BUDGET)
     for i, (trial, fused) in enumerate(taken):
         dtypes = info.dtypes[i // 2 % 2 * -1]  # the first and the last
         lhs, rhs = trial.operands(dtypes, integers)
         expected, epilogue = exact(trial.case, lhs, rhs, dtypes[2]), {}
         if fused and is_float(dtypes[2]):
-            bias = np.arange(trial.case.shape.n, dtype=np.float32) % 5
-            epilogue = {"bias": bias, "activation": "relu"}
-            expected = rounded(np.maximum(trial.case.product(lhs, rhs) + bias, 0), dtypes[2])
+            fused_so_far += 1
+            epilogue = {"alpha": -3.0}
+            scaled = -3.0 * (trial.case.product(lhs, rhs) + 0.0)  # sums of zero are +0
+            if fused_so_far % 3 != 2:  # alpha alone is a way of its own
+                epilogue |= {"bias": np.arange(trial.case.shape.n, dtype=np.float32) % 5, "activation": "relu"}
+                scaled = np.maximum(scaled + epilogue["bias"], 0)
+            expected = rounded(scaled, dtypes[2])
         result = trial.run(emulator, info.name, dtypes, lhs, rhs, **epilogue)
         assert not result.run.refused
         if found := faults(result, expected):
-            fusing = " with bias and relu" if epilogue else ""
+            fusing = f" with {', '.join(epilogue)}" if epilogue else ""
             return f"{i + 1} of {len(taken)}: {trial.command(info.name, dtypes)}{fusing}\n{found}"
     return ""
 

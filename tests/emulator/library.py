@@ -39,8 +39,8 @@ class _Request(ctypes.Structure):
         ("kernel", ctypes.c_char_p), ("batch", ctypes.c_int64), ("m", ctypes.c_int64), ("n", ctypes.c_int64),
         ("k", ctypes.c_int64), ("lhs", _Operand), ("rhs", _Operand), ("out", _Operand),
         ("lhs_dtype", ctypes.c_char_p), ("rhs_dtype", ctypes.c_char_p), ("out_dtype", ctypes.c_char_p),
-        ("precision", ctypes.c_char_p), ("activation", ctypes.c_char_p), ("bias", ctypes.c_void_p),
-        ("schedule", _Schedule), ("owners", ctypes.c_void_p),
+        ("precision", ctypes.c_char_p), ("activation", ctypes.c_char_p), ("alpha", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p), ("schedule", _Schedule), ("owners", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -198,16 +198,18 @@ class Emulator:
         return {row["name"]: (row["in_words"], row["out_words"]) for row in self._answer(self._library.emu_probes())}
 
     def run(
-        self, kernel: str, lhs: Operand, rhs: Operand, out: Operand, batch: int = 1, *, bias: np.ndarray | None = None,
-        precision: str = "default", activation: str = "none", schedule: Schedule = Schedule(),
+        self, kernel: str, lhs: Operand, rhs: Operand, out: Operand, batch: int = 1, *, alpha: float | None = None,
+        bias: np.ndarray | None = None, precision: str = "default", activation: str = "none",
+        schedule: Schedule = Schedule(),
     ) -> Run:  # fmt: skip
         """Runs ``kernel`` on operands whose dtypes are those of their arrays; ``out.data`` is overwritten."""
         assert bias is None or bias.dtype == np.float32
+        factor = None if alpha is None else np.array([alpha], np.float32)
         owners = np.full(out.data.size, -1, np.int64)
         request = _Request(
             kernel.encode(), batch, out.rows, out.cols, lhs.cols, lhs.native(), rhs.native(), out.native(),
             *(operand.data.dtype.name.encode() for operand in (lhs, rhs, out)), precision.encode(), activation.encode(),
-            None if bias is None else bias.ctypes.data, schedule.native(), owners.ctypes.data,
+            *(None if x is None else x.ctypes.data for x in (factor, bias)), schedule.native(), owners.ctypes.data,
         )  # fmt: skip
         return self._to_run(self._answer(self._library.emu_run(ctypes.byref(request))), owners)
 

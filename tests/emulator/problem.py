@@ -85,8 +85,8 @@ class _Layout:
 
 def run(
     emulator: Emulator, kernel: str, case: Case, lhs: np.ndarray, rhs: np.ndarray, out_dtype: str,
-    placement: Placement = Placement(), *, bias: np.ndarray | None = None, activation: str = "none",
-    precision: str = "default", schedule: Schedule = _SCHEDULE,
+    placement: Placement = Placement(), *, alpha: float | None = None, bias: np.ndarray | None = None,
+    activation: str = "none", precision: str = "default", schedule: Schedule = _SCHEDULE,
 ) -> Result:  # fmt: skip
     """Runs a kernel on operands of the shapes that ``case`` says, each where ``placement`` puts it."""
     batch = case.shape.batch
@@ -105,8 +105,8 @@ def run(
         layouts[name].view(layouts[name].flat)[...] = values
     operands = [layouts[name].operand(name, transposed[name], batch_axes[name], placement) for name in ARRAYS]
     ran = emulator.run(
-        kernel, *operands, 1 if batch == "none" else BATCH_SIZE, bias=bias, activation=activation,
-        precision=precision, schedule=schedule,
+        kernel, *operands, 1 if batch == "none" else BATCH_SIZE, alpha=alpha, bias=bias,
+        activation=activation, precision=precision, schedule=schedule,
     )  # fmt: skip
     written = layouts["out"].view
     between = np.ones(ran.owners.size, bool)

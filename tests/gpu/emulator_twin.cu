@@ -67,12 +67,14 @@ std::string run(const EmuRequest& request) {
   Buffer lhs = buffer_of(request.lhs), rhs = buffer_of(request.rhs), out = buffer_of(request.out);
   lhs.copy_in(request.lhs.data);
   rhs.copy_in(request.rhs.data);
-  Buffer bias(static_cast<size_t>(problem.N) * sizeof(float));
+  Buffer alpha(sizeof(float)), bias(static_cast<size_t>(problem.N) * sizeof(float));
+  if (request.alpha) alpha.copy_in(request.alpha);
   if (request.bias) bias.copy_in(request.bias);
   const Buffer workspace(problem.empty() ? 0 : static_cast<size_t>(kernel.workspace_bytes(problem)));
   const jaxgemm::GemmArgs args = {.problem = problem,
                                   .lhs = lhs.data(),
                                   .rhs = rhs.data(),
+                                  .alpha = request.alpha ? reinterpret_cast<const float*>(alpha.data()) : nullptr,
                                   .bias = request.bias ? reinterpret_cast<const float*>(bias.data()) : nullptr,
                                   .out = out.data(),
                                   .workspace = workspace.data()};

@@ -50,7 +50,7 @@ def batched_plan(case: Case) -> Plan:
 def attributes_of(plan: Plan, kernel: str, precision: str = "default", /, **changed: Any) -> dict[str, Any]:
     """The attributes of a custom call, some of them ``changed``."""
     attributes: dict[str, Any] = {
-        "kernel": kernel, "precision": precision, "activation": "none",
+        "kernel": kernel, "precision": precision, "activation": "none", "has_alpha": False,
         "lhs": plan.lhs.attribute(), "rhs": plan.rhs.attribute(), "out": plan.out.attribute(),
     }  # fmt: skip
     return attributes | changed
@@ -63,7 +63,8 @@ def workspace_bytes(kernel: str, dtypes: tuple[str, str, str], precision: str, c
         rhs_sizes=list(case.rhs_shape), rhs_dims=plan.rhs.native(),
         out_sizes=list(case.out_shape), out_dims=plan.out.native(),
         lhs_dtype=dtypes[0], rhs_dtype=dtypes[1], out_dtype=dtypes[2],
-        precision=precision, activation="none", has_bias=False, sm=target_sm(),
+        precision=precision, activation="none", has_alpha=False, has_bias=False,
+        sm=target_sm(),
     )  # fmt: skip
     return _core.workspace_bytes(kernel, problem)
 

@@ -18,6 +18,8 @@ import jaxgemm
 from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape
 from tests.values import is_float, modes
 
+ALPHA = -3.0  # with small integers exact, like the rest
+
 
 def operands(rng: np.random.Generator, case: Case, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """Small integers, as they are stored."""
@@ -26,8 +28,8 @@ def operands(rng: np.random.Generator, case: Case, dtype: str) -> tuple[np.ndarr
 
 
 def run_kernel(info: Any, rng: np.random.Generator, tool: str) -> int:
-    """One product per layout, over all that the kernel does, ragged; whole tiles and a long K with a bias where it
-    adds one; returns how many.
+    """One product per layout, over all that the kernel does, ragged; whole tiles and a long K with alpha and a bias
+    where it fuses them; returns how many.
     """
     tile_m, tile_n, tile_k = info.cta_tile
     ragged = Shape(tile_m + 3, tile_n + 5, (info.stages + 1) * tile_k + 3)
@@ -48,7 +50,7 @@ def run_kernel(info: Any, rng: np.random.Generator, tool: str) -> int:
                 )
             )
         for (lhs, rhs), bias, (_, dtypes, precision) in zip(pairs[len(plain) :], biases, fused, strict=True):
-            epilogue = {"bias": bias, "activation": "relu"} if is_float(dtypes[2]) else {}
+            epilogue = {"alpha": ALPHA, "bias": bias, "activation": "relu"} if is_float(dtypes[2]) else {}
             outs.append(
                 jaxgemm.matmul(
                     lhs, rhs, precision=precision, preferred_element_type=dtypes[2], kernel=info.name, **epilogue
@@ -60,7 +62,7 @@ def run_kernel(info: Any, rng: np.random.Generator, tool: str) -> int:
     exact = [case.product(*pair) for (case, _, _), pair in zip(plain + fused, data, strict=True)]
     for i, (bias, (_, dtypes, _)) in enumerate(zip(biases, fused, strict=True)):
         if is_float(dtypes[2]):
-            exact[len(plain) + i] = np.maximum(exact[len(plain) + i] + bias, 0)
+            exact[len(plain) + i] = np.maximum(ALPHA * exact[len(plain) + i] + bias, 0)
     for out, product in zip(outs, exact, strict=True):
         expected = product.astype(np.float32).astype(out.dtype)
         assert np.array_equal(np.asarray(out).astype(np.float32), expected.astype(np.float32)), info.name

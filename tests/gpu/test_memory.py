@@ -168,12 +168,16 @@ def test_empty(info: Any, dtypes: DTypes, precision: str) -> None:
 
 @over_modes(first_floating)
 def test_empty_sums_have_an_epilogue(info: Any, dtypes: DTypes, precision: str) -> None:
-    """K = 0 gives activation(bias)."""
+    """K = 0 gives activation(bias), whatever alpha."""
     bias = np.arange(-3, 4, dtype=np.float32)
 
     @jax.jit
     def run(bias: jax.Array) -> list[jax.Array]:
-        return [_of_ones(shapes, info, dtypes, precision, bias=bias, activation="relu") for shapes in _ZERO_K]
+        return [
+            _of_ones(shapes, info, dtypes, precision, alpha=alpha, bias=bias, activation="relu")
+            for shapes in _ZERO_K
+            for alpha in (None, -2.5)
+        ]
 
     poison_free_memory()
     for out in jax.device_get(run(bias)):

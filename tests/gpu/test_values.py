@@ -203,7 +203,7 @@ def test_epilogue_functions_are_all_here() -> None:
 def test_epilogue(
     info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator, record_error: RecordError
 ) -> None:
-    """Bias and activation in float32, rounded once: the error of the accumulator times the slope of the function."""
+    """All in float32, rounded once: the error is that of the scaled accumulator times the slope of the function."""
     assert info.fused_epilogue
     tile_m, tile_n, tile_k = info.cta_tile
     shapes = [(tile_m + 3, tile_n + 5, tile_k + 3), (tile_m, 2 * tile_n, 2 * tile_k), (5, 7, 0)]
@@ -213,10 +213,11 @@ def test_epilogue(
         return [
             [
                 jaxgemm.matmul(
-                    lhs, rhs, bias=bias if has_bias else None, activation=None if name == "none" else name,
+                    lhs, rhs, alpha=epilogue.alpha, bias=bias if epilogue.has_bias else None,
+                    activation=None if epilogue.activation == "none" else epilogue.activation,
                     precision=precision, preferred_element_type=dtypes[2], kernel=info.name,
                 )
-                for name, has_bias in EPILOGUES
+                for epilogue in EPILOGUES
             ]
             for lhs, rhs, bias in operands
         ]  # fmt: skip
@@ -226,10 +227,9 @@ def test_epilogue(
     tf32, worst = rounds_operands(info, dtypes, precision), 0.0
     for shape, (*pair, bias), outs in zip(shapes, operands, results, strict=True):
         case = Case(Shape(*shape), "NN")
-        for (name, has_bias), out in zip(EPILOGUES, outs, strict=True):
-            epilogue = name, bias if has_bias else None
-            ratio = epilogue_error_ratio(case, np.asarray(out), pair, epilogue, dtypes, tf32)
-            assert ratio <= 1, f"{case} {name} bias={has_bias}: error {ratio:.3g} times its bound"
+        for epilogue, out in zip(EPILOGUES, outs, strict=True):
+            ratio = epilogue_error_ratio(case, np.asarray(out), pair, bias, epilogue, dtypes, tf32)
+            assert ratio <= 1, f"{case} {epilogue}: error {ratio:.3g} times its bound"
             worst = max(worst, ratio)
     record_error(info.name, worst)
 
@@ -247,3 +247,31 @@ def test_epilogue_keeps_nan(info: Any, dtypes: DTypes, precision: str) -> None:
     for name, out in zip(names, jax.jit(run)(lhs, rhs), strict=True):
         nan_rows = np.isnan(np.asarray(out).astype(np.float32)).all(1)
         assert nan_rows.tolist() == [False, False, False, True, False], name
+
+
+@over_modes(first_floating)
+def test_special_alphas(info: Any, dtypes: DTypes, precision: str) -> None:
+    """One program for all values: alpha is an operand. NaN and infinity are factors like any other, of empty sums too:
+    0 * inf is NaN. Zero hides no NaN.
+    """
+    lhs, rhs = np.ones((5, 8), jnp.dtype(dtypes[0])), np.ones((8, 6), jnp.dtype(dtypes[1]))
+    lhs[1], lhs[2, 3], lhs[3] = 0, np.nan, -1
+    traces = []
+
+    @jax.jit
+    def run(alpha: jax.Array) -> list[jax.Array]:
+        traces.append(alpha)
+        return [
+            jaxgemm.matmul(
+                lhs[:, :k], rhs[:k], alpha=alpha, precision=precision, preferred_element_type=dtypes[2],
+                kernel=info.name,
+            )
+            for k in (8, 0)
+        ]  # fmt: skip
+
+    for alpha in (np.nan, np.inf, -np.inf, 0.0, -3.0):
+        for k, out in zip((8, 0), jax.device_get(run(alpha)), strict=True):
+            with np.errstate(invalid="ignore"):
+                expected = np.float32(alpha) * np.array([k, 0, np.nan if k else 0, -k, k], np.float32)
+            np.testing.assert_array_equal(out.astype(np.float32), np.tile(expected[:, None], 6), f"{k} {alpha}")
+    assert len(traces) == 1

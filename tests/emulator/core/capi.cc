@@ -79,11 +79,14 @@ std::string run(const EmuRequest& request) {
   copy_in(lhs, request.lhs.data);
   copy_in(rhs, request.rhs.data);
   jaxgemm::GemmArgs args = {.problem = problem, .lhs = lhs.data, .rhs = rhs.data, .out = out.data};
-  if (request.bias) {
-    emu::Tensor& bias = session.allocate("bias", static_cast<size_t>(request.N) * sizeof(float), false);
-    copy_in(bias, request.bias);
-    args.bias = reinterpret_cast<const float*>(bias.data);
-  }
+  const auto place_floats = [&](const char* name, const float* from, int64_t count) -> const float* {
+    if (from == nullptr) return nullptr;
+    emu::Tensor& tensor = session.allocate(name, static_cast<size_t>(count) * sizeof(float), false);
+    copy_in(tensor, from);
+    return reinterpret_cast<const float*>(tensor.data);
+  };
+  args.alpha = place_floats("alpha", request.alpha, 1);
+  args.bias = place_floats("bias", request.bias, request.N);
   const int64_t workspace_bytes = problem.empty() ? 0 : kernel.workspace_bytes(problem);
   args.workspace = session.allocate("workspace", static_cast<size_t>(workspace_bytes), true).data;
 

@@ -141,6 +141,7 @@ Problem to_problem(const EmuRequest& request) {
           .out_dtype = by_name<jaxgemm::DType>(request.out_dtype, kDTypeCount),
           .precision = by_name<jaxgemm::Precision>(request.precision, kPrecisionCount),
           .activation = by_name<jaxgemm::Activation>(request.activation, kActivationCount),
+          .has_alpha = request.alpha != nullptr,
           .has_bias = request.bias != nullptr,
           .sm = kNewest};
 }

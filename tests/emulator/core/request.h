@@ -31,7 +31,8 @@ struct EmuRequest {
   int64_t batch, M, N, K;
   EmuOperand lhs, rhs, out;
   const char *lhs_dtype, *rhs_dtype, *out_dtype, *precision, *activation;
-  const float* bias;  // N elements, or null
+  const float* alpha;  // one element, or null
+  const float* bias;   // N elements, or null
   EmuSchedule schedule;
   int64_t* owners;  // per element of out: CTA * threads + thread that wrote it, -1 if none; or null
 };
