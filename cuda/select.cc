@@ -13,9 +13,9 @@
 //   where K is split, a second kernel and the traffic of the partial sums;
 //   where operands are copied into the workspace, those copies.
 // The constants were fitted on an H200: of wmma_tiled to square tiles of 32, 64 and 128 at 4096^3, which took 1523, 774
-// and 509 us; of mma_multistage and wgmma to MM and WW measurements of their tiles of 16-bit elements, with K split over
-// 1 to 64 CTAs, of 55 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 2048 x 28672 x 8192, each with
-// cold caches, as a program finds them whose weights do not fit L2 (tests/chooser_times.json). It meets those of
+// and 509 us; of mma_multistage and wgmma to 735 and 578 measurements of their tiles of 16-bit elements, with K split
+// over 1 to 64 CTAs, of 55 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 2048 x 28672 x 8192, each
+// with cold caches, as a program finds them whose weights do not fit L2 (tests/chooser_times.json). It meets those of
 // mma_multistage within 6 % (root mean square), those of wgmma that are not much slower than the best within 9 %. What
 // it chooses takes 0.6 % longer than the best on average, and at most 12 % (64 x 512^3).
 #include <algorithm>

@@ -126,7 +126,7 @@ __device__ void fix_sums(Sum (&)[kBlocks][kRegisters], const Keep&, const TileCo
 enum class Way {
   kPlain,    // to out, rounded, by TMA
   kCluster,  // to the other CTAs of the cluster, which share K
-  kAny,      // the rest: with bias or activation, where TMA cannot store, parts of K, sums to be fixed
+  kAny,      // the rest: with alpha, bias or activation, where TMA cannot store, parts of K, sums to be fixed
 };
 
 // To out, the consumer's rows of this tile.
