@@ -63,8 +63,8 @@ struct Rates {
   }
 };
 constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3, 3.7e6},
-                kPipelined = {3.63e6, 74.7, 0.146, 0.782, 1.8, 6.41e-5, 4.74e6, 3.05, 4.01e6},
-                kWarpSpecialised = {3.31e6, 3.67, 0.0856, 0.565, 0.782, 5.33e-5, 4.315e6, 4.73, 6.1e6};
+                kPipelined = {3.45e6, 69.5, 0.147, 0.792, 1.7, 5.96e-5, 4.66e6, 3.2, 4.22e6},
+                kWarpSpecialised = {3.31e6, 3.7, 0.0856, 0.565, 0.78, 5.17e-5, 4.315e6, 4.72, 6.08e6};
 
 constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
 

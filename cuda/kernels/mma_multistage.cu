@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   constexpr Tile kCta = Config::kCtaTile;
   auto& smem = shared_storage<typename Config::SharedStorage>();
 
-  const auto [part, tile_index] = split.by_tiles.divide(blockIdx.x);
+  const auto [part_of_k, tile_index] = split.by_tiles.divide(blockIdx.x);
   const TileCoord tile = grid.tile(tile_index);
-  const int64_t k = part * split.depth;
+  const int64_t k = part_of_k * split.depth;
   const int64_t depth = K - k < split.depth ? K - k : split.depth;
 
   typename Loop::Accumulators accumulators = {};
@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     __syncthreads();
   }
   if (partials == nullptr) {
-    write_tile<Op, Config::kThreads>(s_out, phases, epilogue, fix, tile, M, N);
+    // Found again, not kept in registers while the accumulators need them.
+    write_tile<Op, Config::kThreads>(s_out, phases, epilogue, fix, grid.tile(tile_index), M, N);
   } else {
     Accumulator* partial = static_cast<Accumulator*>(partials) + static_cast<int64_t>(blockIdx.x) * kCta.m * kCta.n;
     s_out.template for_each_quad<Config::kThreads>([&]<class Quad>(int row, int col, const Quad& quad) {
