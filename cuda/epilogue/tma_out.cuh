@@ -117,19 +117,40 @@ class OutWriter {
     }
   }
 
-  // The code of the activations, which is long, is there for four sums: all take turns in their registers.
   template <int kRegisters>
   __device__ static void activate_all(float (&sums)[kRegisters], Activation activation) {
-#pragma unroll 1
-    for (int i = 0; i < kRegisters; i += 4) {
-      float four[4];
+    if (activation == Activation::kRelu) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) four[j] = activate(activation, sums[j]);
-#pragma unroll
-      for (int j = 0; j < kRegisters - 4; ++j) sums[j] = sums[j + 4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sums[kRegisters - 4 + j] = four[j];
+      for (float& sum : sums) sum = activate(Activation::kRelu, sum);
+    } else if (activation == Activation::kSilu) {
+      take_turns<16>(sums, [](float x) { return silu(x); });
+    } else {
+      take_turns<8>(sums, [&](float x) { return activate(activation, x); });
     }
+  }
+
+  // Long code is there for kAtOnce sums only, enough to hide what each waits for: all take turns in their registers.
+  template <int kAtOnce, int kRegisters, class F>
+  __device__ static void take_turns(float (&sums)[kRegisters], F&& f) {
+    static_assert(kRegisters % kAtOnce == 0);
+#pragma unroll 1
+    for (int i = 0; i < kRegisters; i += kAtOnce) {
+      float done[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) done[j] = f(sums[j]);
+#pragma unroll
+      for (int j = 0; j < kRegisters - kAtOnce; ++j) sums[j] = sums[j + kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) sums[kRegisters - kAtOnce + j] = done[j];
+    }
+  }
+
+  // x / (1 + exp(-x)), as activate() says, without the branches of an IEEE division: with exp(-|x|) the divisor is
+  // between 1 and 2, where __fdividef() is off by 2 units in the last place at most (CUDA C++ programming guide,
+  // "Mathematical Functions").
+  __device__ static float silu(float x) {
+    const float e = expf(-fabsf(x));
+    return __fdividef(x < 0.0f ? x * e : x, 1.0f + e);
   }
 
   // What of a slot's row is `byte` bytes from its beginning.

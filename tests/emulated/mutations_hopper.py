@@ -79,7 +79,9 @@ _OUT = [
              "    if (epilogue.alpha) scale(sums, *epilogue.alpha);", file=TMA_OUT),
     Mutation("wgmma", "alpha on the way of plain sums", "return alpha == nullptr && bias", "return bias",
              file="epilogue/epilogue.cuh"),
-    Mutation("wgmma", "activations do not rotate", "sums[j] = sums[j + 4];", ";", file=TMA_OUT),
+    Mutation("wgmma", "activations do not rotate", "sums[j] = sums[j + kAtOnce];", ";", file=TMA_OUT),
+    Mutation("wgmma", "finished sums lost", "sums[kRegisters - kAtOnce + j] = done[j];", ";", file=TMA_OUT),
+    Mutation("wgmma", "silu of what is negative", "x < 0.0f ? x * e : x", "x", file=TMA_OUT),
     *(
         Mutation("wgmma", f"no meeting {i} of a warpgroup", "      meet();", "", i, TMA_OUT)
         for i in range((CUDA / TMA_OUT).read_text().count("      meet();"))

@@ -90,6 +90,7 @@ EMU_INLINE T __ldg(const T* pointer) {
 
 EMU_INLINE float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 EMU_INLINE unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+EMU_INLINE float __fdividef(float x, float y) { return x / y; }
 // Four bytes of y:x, each named by a digit of the selector. CUDA Math API, "Integer Intrinsics".
 EMU_INLINE unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const uint64_t bytes = uint64_t{y} << 32 | x;
