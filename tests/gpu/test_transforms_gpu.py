@@ -55,9 +55,15 @@ def test_like_jnp_matmul(dtypes: DTypes, precision: str, rng: np.random.Generato
     def relative_error(out: jax.Array) -> float:
         return float((np.abs(np.asarray(out, np.float64) - np.asarray(exact)) / np.asarray(magnitude)).max())
 
+    # XLA's choice may be exact where ours need not be: float32 itself for TF32; and 8-bit operands converted to 16 bits,
+    # where the tensor cores' own sums hold 13 bits below the largest of 32 products (jaxgemm/_reference.py).
+    unit = 2.0**-24
+    if (dtypes[0], precision) == ("float32", "default"):
+        unit = 2.0**-12
+    elif dtypes[0].startswith("float8"):
+        unit = 2.0**-13
     xla = relative_error(jnp.matmul(lhs, rhs, **options))
-    tf32 = (dtypes[0], precision) == ("float32", "default")  # XLA may take float32 itself
-    assert relative_error(eager) <= max(4 * xla, 16 * 2.0**-24, 2.0**-10 if tf32 else 0.0)
+    assert relative_error(eager) <= max(4 * xla, 16 * 2.0**-24, 4 * unit)
 
 
 @over_modes(first_dtypes)
