@@ -55,8 +55,8 @@ def test_like_jnp_matmul(dtypes: DTypes, precision: str, rng: np.random.Generato
     def relative_error(out: jax.Array) -> float:
         return float((np.abs(np.asarray(out, np.float64) - np.asarray(exact)) / np.asarray(magnitude)).max())
 
-    # XLA's choice may be exact where ours need not be: float32 itself for TF32; and 8-bit operands converted to 16 bits,
-    # where the tensor cores' own sums hold 13 bits below the largest of 32 products (jaxgemm/_reference.py).
+    # XLA's choice may be exact where ours need not be: float32 itself for TF32; 8-bit operands converted to 16 bits,
+    # where the tensor cores' sums of 32 products hold 13 bits below the largest (jaxgemm/_reference.py).
     unit = 2.0**-24
     if (dtypes[0], precision) == ("float32", "default"):
         unit = 2.0**-12
