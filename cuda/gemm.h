@@ -97,7 +97,7 @@ struct KernelInfo {
   int stages, threads, smem_bytes;
   bool tf32;            // rounds float32 operands to TF32 unless the precision is kHighest
   bool highest;         // multiplies float32 operands at precision kHighest, too
-  bool split_k;         // may split K over several CTAs: split_count()
+  bool split_k;         // may split K over several CTAs: k_split()
   int cluster_ctas;     // CTAs that compute tiles below one another together; 1: each is by itself
   bool tma;             // takes operands at multiples of 16 bytes only, and sizes up to kMaxTmaSize
   bool fused_epilogue;  // applies alpha, bias and activation itself, to floating-point results
@@ -146,14 +146,22 @@ const Kernel* select(const Problem& problem, std::string_view family = {});
 // The model's estimate in microseconds of an H200: what select() minimises.
 double estimated_cost(const Kernel& kernel, const Problem& problem);
 
-// Over how many CTAs the model splits each tile's K: what estimated_cost() assumes. 1 for a kernel without split_k.
-int64_t split_count(const KernelInfo& info, const Problem& problem);
+// The first `whole` tiles of out (where CTAs form clusters, the clusters' tiles) are computed by one CTA each, every
+// other one by `splits`, which share its K. Only kernels whose CTAs stay, those with `tma`, are given whole tiles.
+struct KSplit {
+  int64_t whole = 0, splits = 1;
+};
+
+// How the model splits K: what estimated_cost() assumes. {0, 1} for a kernel without split_k.
+KSplit k_split(const KernelInfo& info, const Problem& problem);
 
 // Whether the CTAs that share a tile's K are a cluster and add up their sums among themselves, which needs no second
-// kernel. Larger clusters leave multiprocessors idle that are no whole cluster.
+// kernel. Larger clusters leave multiprocessors idle that are no whole cluster; where there are whole tiles for all,
+// those of three do, too.
 inline constexpr int kMostClusterSplits = 3;
-inline bool reduces_in_cluster(const KernelInfo& info, int64_t splits) {
-  return info.tma && info.cluster_ctas == 1 && splits > 1 && splits <= kMostClusterSplits;
+inline bool reduces_in_cluster(const KernelInfo& info, const KSplit& split) {
+  const int most = split.whole == 0 ? kMostClusterSplits : 2;
+  return info.tma && info.cluster_ctas == 1 && split.splits > 1 && split.splits <= most;
 }
 
 // "float32 4096x4096x4096 NN batch 1": for messages.

@@ -6,18 +6,18 @@
 //   k-tiles: of the CTAs that run side by side, each takes its turn at the tensor cores, and pays for the operand
 //     elements that a small tile reads again: a tile of m x n needs (1/m + 1/n) of them for each multiply-add (see
 //     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). No k-tile takes less than its latency, and all
-//     together no less than reading the operands from DRAM;
+//     together no less than reading the operands from DRAM; rows that begin within a line of the L2 cache take longer;
 //   tiles: filling the pipeline and writing the sums, once for each CTA in turn (whole waves of CTAs: what hangs over
-//   an
-//     edge, and the multiprocessors that a last wave leaves idle, cost as much as work);
-//   where K is split, a second kernel and the traffic of the partial sums;
+//     an edge, and the multiprocessors that a last wave leaves idle, cost as much as work);
+//   where K is split, a second kernel and the traffic of the partial sums. CTAs that stay may first take as many whole
+//     tiles each as there are for all, and split K of those that are left over only;
 //   where operands are copied into the workspace, those copies.
 // The constants were fitted on an H200: of wmma_tiled to square tiles of 32, 64 and 128 at 4096^3, which took 1523, 774
-// and 509 us; of mma_multistage and wgmma to 735 and 578 measurements of their tiles of 16-bit elements, with K split
-// over 1 to 64 CTAs, of 55 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 2048 x 28672 x 8192, each
-// with cold caches, as a program finds them whose weights do not fit L2 (tests/chooser_times.json). It meets those of
-// mma_multistage within 6 % (root mean square), those of wgmma that are not much slower than the best within 9 %. What
-// it chooses takes 0.6 % longer than the best on average, and at most 12 % (64 x 512^3).
+// and 509 us; of mma_multistage and wgmma to 768 and 1000 measurements of their tiles of 16-bit elements, with K split
+// over 1 to 64 CTAs, of 62 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 2048 x 28672 x 8192, each
+// with cold caches, as a program finds them whose weights do not fit L2 (tests/chooser_times*.json). It meets those of
+// either family that are not much slower than the best within 7 and 10 % (root mean square). Its choices take 0.8 %
+// longer than the best on average, and at most 10 % (64 x 512^3).
 #include <algorithm>
 
 #include "gemm.h"
@@ -49,6 +49,7 @@ struct Rates {
   double cta_us, cta_element_us;           // once for a CTA, and for each element of its tile
   double dram_bytes_per_us;                // at which operands are read
   double reduce_us, partial_bytes_per_us;  // of the second kernel, and of what it and the first move
+  double split_row_us;                     // of a row of a k-tile that lies in two lines of the L2 cache
 
   double work_us(const KernelInfo& info, int products) const {
     const Tile& tile = info.cta_tile;
@@ -56,20 +57,21 @@ struct Rates {
     return fmas / fmas_per_us * (1.0 + fmas_per_element * (1.0 / tile.m + 1.0 / tile.n));
   }
 
-  // A k-tile of each of `ctas` that run side by side.
-  double k_tile_us(const KernelInfo& info, int products, int64_t ctas) const {
-    const double work = work_us(info, products);
-    return ctas == 0 ? 0.0 : std::max(static_cast<double>(ctas) * work, min_latency_us + latency_per_us * work);
+  // A k-tile of each of `ctas` that run side by side, with so many rows that lie in two lines.
+  double k_tile_us(const KernelInfo& info, int products, int split_rows, int64_t ctas) const {
+    const double work = work_us(info, products), all = static_cast<double>(ctas);
+    if (ctas == 0) return 0.0;
+    return std::max({all * work, min_latency_us + latency_per_us * work, all * split_rows * split_row_us});
   }
 };
-constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3, 3.7e6},
-                kPipelined = {3.45e6, 69.5, 0.147, 0.792, 1.7, 5.96e-5, 4.66e6, 3.2, 4.22e6},
-                kWarpSpecialised = {3.31e6, 3.7, 0.0856, 0.565, 0.78, 5.17e-5, 4.315e6, 4.72, 6.08e6};
+constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3, 3.7e6, 0.0},
+                kPipelined = {3.87e6, 86.6, 0.125, 0.804, 1.52, 5.31e-5, 4.31e6, 2.89, 3.93e6, 3.04e-3},
+                kWarpSpecialised = {3.31e6, 3.7, 0.0856, 0.565, 0.859, 5.26e-5, 4.31e6, 4.49, 6.11e6, 2.23e-3};
 
 constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
 
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
-constexpr double kClusterSumsUs = 2.54, kClusterSumsElementUs = 2.84e-5;
+constexpr double kClusterSumsUs = 2.62, kClusterSumsElementUs = 2.3e-5;
 
 // How many clusters of two or three CTAs run at the same time, one CTA to a multiprocessor: what
 // cudaOccupancyMaxActiveClusters says of an H200, whose clusters have to fit its GPCs.
@@ -78,22 +80,39 @@ int64_t clusters_at_once(int64_t ctas) { return ctas == 2 ? 66 : 39; }
 // Whether the rates were fitted to measurements of the family itself.
 bool calibrated(const KernelInfo& info) { return info.stages > 2; }
 
-double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, int64_t splits) {
+// Of a k-tile that is read where it lies, the rows that take two lines of the L2 cache each, as no row of the operand
+// begins with a line. (Rows that do not begin at multiples of 16 bytes are copied first.)
+int split_rows(const KernelInfo& info, const Problem& p) {
+  constexpr int64_t kLineBytes = 128, kCopyBytes = 16;
+  const auto rows = [&](const MatrixView& view, DType dtype, int tile_rows) {
+    const int64_t bytes = view.ld * size_bytes(dtype);
+    return bytes % kLineBytes != 0 && bytes % kCopyBytes == 0 ? tile_rows : 0;
+  };
+  return rows(p.lhs, p.lhs_dtype, info.cta_tile.m) + rows(p.rhs, p.rhs_dtype, info.cta_tile.n);
+}
+
+double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, const KSplit& split) {
   const Rates& rates = info.tma ? kWarpSpecialised : calibrated(info) ? kPipelined : kUnpipelined;
-  const int64_t ctas = tiles * splits, sms = multiprocessors(p.sm), resident = resident_ctas(info, p.sm);
-  const bool in_cluster = reduces_in_cluster(info, splits);
-  const int64_t share = in_cluster ? ceil_div(tiles, clusters_at_once(splits)) : ceil_div(ctas, sms);
+  const int64_t sms = multiprocessors(p.sm), resident = resident_ctas(info, p.sm);
+  const int64_t whole = split.whole * info.cluster_ctas, shared = tiles - whole, ctas = shared * split.splits;
+  const bool in_cluster = reduces_in_cluster(info, split);
+  const int64_t share = in_cluster ? ceil_div(shared, clusters_at_once(split.splits)) : ceil_div(ctas, sms);
+  const double waves = static_cast<double>(ceil_div(whole, sms));
   const int products = p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest ? 3 : 1;  // 3xTF32
-  const double k_tile = static_cast<double>(share / resident) * rates.k_tile_us(info, products, resident) +
-                        rates.k_tile_us(info, products, share % resident);
+  const auto k_tile_us = [&, rows = split_rows(info, p)](int64_t side_by_side) {
+    return rates.k_tile_us(info, products, rows, side_by_side);
+  };
+  const double k_tile = static_cast<double>(share / resident) * k_tile_us(resident) + k_tile_us(share % resident);
   const double elements = static_cast<double>(p.batch) * static_cast<double>(p.K) * static_cast<double>(p.M + p.N);
   const double dram = elements * static_cast<double>(size_bytes(p.lhs_dtype)) / rates.dram_bytes_per_us;
   const double tile_elements = static_cast<double>(info.cta_tile.m) * info.cta_tile.n;
-  double cost = std::max(static_cast<double>(ceil_div(k_tiles, splits)) * k_tile, dram) +
-                static_cast<double>(ceil_div(share, resident)) * (rates.cta_us + rates.cta_element_us * tile_elements);
+  const double all_k_tiles = waves * static_cast<double>(k_tiles) * k_tile_us(1) +
+                             static_cast<double>(ceil_div(k_tiles, split.splits)) * k_tile;
+  double cost = std::max(all_k_tiles, dram) + (waves + static_cast<double>(ceil_div(share, resident))) *
+                                                  (rates.cta_us + rates.cta_element_us * tile_elements);
   if (in_cluster) {
     cost += kClusterSumsUs + kClusterSumsElementUs * tile_elements;
-  } else if (splits > 1) {
+  } else if (split.splits > 1) {
     const double partial_bytes = 2.0 * sizeof(float) * static_cast<double>(ctas) * tile_elements;
     cost += rates.reduce_us + partial_bytes / rates.partial_bytes_per_us;
   }
@@ -101,7 +120,7 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
 }
 
 struct Plan {
-  int64_t splits;
+  KSplit split;
   double cost_us;
 };
 
@@ -109,20 +128,29 @@ Plan plan(const KernelInfo& info, const Problem& p) {
   const int64_t tile_rows = ceil_div(p.M, info.cta_tile.m * info.cluster_ctas) * info.cluster_ctas;
   const int64_t tiles = tile_rows * ceil_div(p.N, info.cta_tile.n) * p.batch;
   const int64_t k_tiles = std::max<int64_t>(1, ceil_div(p.K, info.cta_tile.k));
-  Plan best = {1, cost_us(info, p, tiles, k_tiles, 1)};
+  Plan best = {{}, cost_us(info, p, tiles, k_tiles, {})};
   if (!info.split_k || tiles == 0) return best;
-  // More CTAs than fit side by side would only make more partial sums.
-  const int64_t most = std::min(k_tiles, multiprocessors(p.sm) * resident_ctas(info, p.sm) / tiles);
-  for (int64_t splits = 2; splits <= most; ++splits) {
-    const double cost = cost_us(info, p, tiles, k_tiles, splits);
-    if (cost < best.cost_us) best = {splits, cost};
-  }
+  // More CTAs would only make more partial sums: two waves are enough to leave no multiprocessor without much to do,
+  // one where CTAs stay.
+  const int64_t sms = multiprocessors(p.sm), side_by_side = sms * resident_ctas(info, p.sm);
+  const int64_t most_ctas = info.tma ? side_by_side : std::max(2 * sms, side_by_side);
+  const auto split = [&](int64_t whole) {
+    const int64_t shared = tiles - whole * info.cluster_ctas;
+    const int64_t most = shared == 0 ? 1 : std::min(k_tiles, most_ctas / shared);
+    for (int64_t splits = 2; splits <= most; ++splits) {
+      const double cost = cost_us(info, p, tiles, k_tiles, {whole, splits});
+      if (cost < best.cost_us) best = {{whole, splits}, cost};
+    }
+  };
+  split(0);
+  const int64_t clusters = sms / info.cluster_ctas;
+  if (info.tma && tiles > sms) split(tiles / info.cluster_ctas / clusters * clusters);
   return best;
 }
 
 }  // namespace
 
-int64_t split_count(const KernelInfo& info, const Problem& p) { return plan(info, p).splits; }
+KSplit k_split(const KernelInfo& info, const Problem& p) { return plan(info, p).split; }
 
 double estimated_cost(const Kernel& kernel, const Problem& p) {
   const double cost = plan(kernel.info, p).cost_us;

@@ -300,7 +300,7 @@ _GMMA = {
         for rhs in ("e4m3fn", "e5m2")
     },
 }
-_PLAIN, _CLUSTER = 0, 1  # of Way (cuda/kernels/wgmma.cu)
+_PLAIN, _CLUSTER = 0, 1  # of Way (cuda/tile/sm90_schedule.cuh)
 
 
 def wgmma(instance: Instance) -> Expectation:
@@ -321,9 +321,11 @@ def wgmma(instance: Instance) -> Expectation:
         k_tile["WARPGROUP.ARRIVE"] = 1
     kernel: dict[str, Count] = {"UTMALDG": AtLeast(boxes), "USETMAXREG": roles}
     if way == _CLUSTER:
-        kernel |= {"UTMASTG": 0, "STSM": 0, "LD": AtLeast(1)}  # of other CTAs' shared memory
+        kernel |= {"UTMASTG": 0, "STSM": 0}
     else:
         kernel |= {"UTMASTG": AtLeast(1), "STSM": AtLeast(1) if lhs not in ("float32", "int8") else 0}
+    if way != _PLAIN and instance.info.cluster_ctas == 1:
+        kernel["LD"] = AtLeast(1)  # of other CTAs' shared memory
     # Sums that the tensor cores would truncate too much are added up outside of them, and nothing else is if plain.
     apart = blocks * n // 2 if products == 3 or lhs.startswith("float8") else 0
     kernel["FADD"] = apart if way == _PLAIN else AtLeast(apart)
@@ -343,7 +345,7 @@ def wgmma_rhs_in_registers(instance: Instance, way: int) -> Expectation:
     kernel: dict[str, Count] = {"UTMALDG": AtLeast(2), "UTMASTG": 0, "USETMAXREG": 2 if n > 128 else 0}
     if way == _PLAIN:
         kernel |= {"STG.E.128": m // 4, "STG": m // 4, "FADD": 0}
-    elif way == _CLUSTER:
+    elif instance.info.cluster_ctas == 1:
         kernel["LD"] = AtLeast(1)  # of other CTAs' shared memory
     return Expectation(main_loop=("*MMA",), k_tile=k_tile, kernel=kernel, only_in_main_loops=("*MMA",))
 

@@ -16,9 +16,12 @@ import numpy as np
 
 from jaxgemm._choose import Request
 from jaxgemm._native import _core
+from tests.edge_shapes import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL_NAMES = [info.name for info in _core.kernels()]
+MULTIPROCESSORS = 132
+"""For which the model plans on compute capability 9.0 (cuda/select.cc)."""
 FAMILIES = list(dict.fromkeys(info.family for info in _core.kernels()))
 
 # Arrays of these sizes and dtypes can only be multiplied in one way, and no result looks like its transpose.
@@ -133,6 +136,25 @@ def problem(m: int, n: int, k: int, **kwargs: Any) -> _core.Problem:
         "precision": "default", "activation": "none", "has_alpha": False, "has_bias": False, "sm": 90,
     }  # fmt: skip
     return _core.Problem(**(settings | kwargs))
+
+
+def left_over_shapes(info: Any, dtypes: Sequence[str], precision: str) -> list[Shape]:
+    """Of few and of more tiles that are left over when all multiprocessors have had one, with K just so long that the
+    model has it split; for a kernel whose CTAs stay. Ragged, and whole.
+    """
+    tile_m, tile_n, tile_k = info.cta_tile
+    rows, clusters = 4, MULTIPROCESSORS // info.cluster_ctas
+    lhs, rhs, out = dtypes
+    kinds = {"lhs_dtype": lhs, "rhs_dtype": rhs, "out_dtype": out, "precision": precision, "sm": 90}
+    shapes = []
+    for more_cols, rest in ((1, 3), (4, 0)):
+        m, n = rows * tile_m * info.cluster_ctas - rest, (clusters // rows + more_cols) * tile_n - rest
+        depths = range(8 * tile_k, 400 * tile_k, 4 * tile_k)
+        shapes += next(
+            ([Shape(m, n, k + 16)] for k in depths if _core.k_split(info.name, problem(m, n, k + 16, **kinds))[0]), []
+        )
+    assert shapes, f"{info.name} never splits K of the tiles that are left over"
+    return shapes
 
 
 def run_python(

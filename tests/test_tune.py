@@ -53,7 +53,7 @@ def test_wrong_results_are_not_timed(gpu: Gpu, fault: Any) -> None:
     assert result.entry is not None and result.entry.kernel == MODEL
 
 
-@pytest.mark.parametrize(("us", "kernel"), [(49.5, MODEL), (48.9, BEST), (50.0, MODEL), (51.0, MODEL)])
+@pytest.mark.parametrize(("us", "kernel"), [(48.2, MODEL), (48.0, BEST), (50.0, MODEL), (51.0, MODEL)])
 def test_the_models_choice_stays_within_the_margin(gpu: Gpu, us: float, kernel: str) -> None:
     gpu.us = {BEST: us}
     entry = _tune.tune(KEY, 90).entry

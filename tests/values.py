@@ -186,6 +186,8 @@ class Epilogue:
 
 
 ALPHA = float(np.float32(2.19))
+EXACT_ALPHA = -3.0
+"""With sums of small integers exact, like a bias of them."""
 EPILOGUES = [
     *(Epilogue(name, bias) for name in ACTIVATIONS for bias in (False, True) if bias or name != "none"),
     Epilogue(alpha=float(np.float32(-1.37))),

@@ -10,6 +10,13 @@
 
 namespace jaxgemm {
 
+// x / (1 + exp(-u)) without the branches of an IEEE division: with exp(-|u|) the divisor is between 1 and 2, where
+// __fdividef() is off by 2 units in the last place at most (CUDA C++ programming guide, "Mathematical Functions").
+__device__ inline float times_sigmoid(float x, float u) {
+  const float e = expf(-fabsf(u));
+  return __fdividef(u < 0.0f ? x * e : x, 1.0f + e);
+}
+
 // gelu_tanh: 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), Hendrycks and Gimpel, "Gaussian Error Linear
 // Units", arXiv:1606.08415, section 2. That is x / (1 + exp(-2u)): silu(x) = x / (1 + exp(-x)) of another argument.
 __device__ inline float activate(Activation activation, float x) {
@@ -18,7 +25,7 @@ __device__ inline float activate(Activation activation, float x) {
   if (activation == Activation::kGeluErf) return 0.5f * x * erfcf(-x * 0.7071067811865476f);
   constexpr float k2Sqrt2OverPi = 1.5957691216057308f;
   const float sigmoid_of = activation == Activation::kSilu ? x : k2Sqrt2OverPi * (x + 0.044715f * x * x * x);
-  return x / (1.0f + expf(-sigmoid_of));
+  return times_sigmoid(x, sigmoid_of);
 }
 
 // Four neighbours at a multiple of their size, rounded and stored at once.

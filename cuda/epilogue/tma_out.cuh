@@ -17,10 +17,23 @@ namespace jaxgemm::sm90 {
 
 inline constexpr int kOutRows = ptx::kWgmmaM, kOutSlots = 2, kStagedCols = 32;
 
+inline constexpr int kMaxTileCols = 256;
+
 // A warpgroup's.
-union OutStaging {
-  alignas(kAtomBytes) char slots[kOutSlots][kOutRows * kRowBytes];
-  StagedSums<kOutRows, kStagedCols> sums;
+struct OutStaging {
+  union {
+    alignas(kAtomBytes) char slots[kOutSlots][kOutRows * kRowBytes];
+    StagedSums<kOutRows, kStagedCols> sums;
+  };
+  alignas(16) float bias[kMaxTileCols];
+};
+
+// alpha, and what a thread of the warpgroup fetches of the bias of a tile's columns: it comes while the tile is
+// multiplied.
+template <int kCols>
+struct Terms {
+  static constexpr int kEach = (kCols + ptx::kWarpgroupThreads - 1) / ptx::kWarpgroupThreads;
+  float alpha, bias[kEach];
 };
 
 // Columns of out that a row of a slot holds.
@@ -33,15 +46,40 @@ class OutWriter {
   __device__ OutWriter(OutStaging& s_staging, int warpgroup)
       : s_staging_(s_staging), warpgroup_(warpgroup), thread_(static_cast<int>(threadIdx.x) % ptx::kWarpgroupThreads) {}
 
+  // Of the tile whose first column is `col`. Columns behind N have no bias.
+  template <int kCols>
+  __device__ Terms<kCols> fetch(const Epilogue& epilogue, int64_t N, int64_t col) const {
+    Terms<kCols> terms = {epilogue.factor(), {}};
+    if (epilogue.bias == nullptr) return terms;
+#pragma unroll
+    for (int i = 0; i < Terms<kCols>::kEach; ++i) {
+      const int at = thread_ + i * ptx::kWarpgroupThreads;
+      if (at < kCols && col + at < N) terms.bias[i] = epilogue.bias[col + at];
+    }
+    return terms;
+  }
+
+  // Before a tile's sums are finished. A barrier has been passed since those of the last one were.
+  template <int kCols>
+  __device__ void stage(const Terms<kCols>& terms) {
+    static_assert(kCols <= kMaxTileCols);
+#pragma unroll
+    for (int i = 0; i < Terms<kCols>::kEach; ++i) {
+      const int at = thread_ + i * ptx::kWarpgroupThreads;
+      if (at < kCols) s_staging_.bias[at] = terms.bias[i];
+    }
+    meet();
+  }
+
   // Multiplies 64 rows of sums by alpha, adds the bias and applies the activation.
   template <int kRegisters>
-  __device__ void finish(float (&sums)[kRegisters], const Epilogue& epilogue, int64_t N, int64_t col) const {
-    if (epilogue.alpha) scale(sums, *epilogue.alpha);
-    if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);
+  __device__ void finish(float (&sums)[kRegisters], const Epilogue& epilogue, float alpha) const {
+    if (epilogue.alpha) scale(sums, alpha);
+    if (epilogue.bias) add_bias(sums);
     if (epilogue.activation != Activation::kNone) activate_all(sums, epilogue.activation);
   }
   template <int kRegisters>
-  __device__ void finish(int32_t (&)[kRegisters], const Epilogue&, int64_t, int64_t) const {}
+  __device__ void finish(int32_t (&)[kRegisters], const Epilogue&, float) const {}
 
   // Rounds 64 rows of sums to `Out` and has TMA store what of them lies inside out.
   template <class Out, class Sum, int kRegisters>
@@ -101,56 +139,44 @@ class OutWriter {
     for (int i = 0; i < kRegisters; ++i) sums[i] *= factor;
   }
 
-  // To columns from `bias` on, of which n_left exist, an even number.
   template <int kRegisters>
-  __device__ void add_bias(float (&sums)[kRegisters], const float* bias, int64_t n_left) const {
-    const int col = ptx::accumulator_element(thread_, 0).col;
+  __device__ void add_bias(float (&sums)[kRegisters]) const {
+    const float* s_bias = s_staging_.bias + ptx::accumulator_element(thread_, 0).col;
 #pragma unroll
     for (int i = 0; i < kRegisters; i += 4) {
-      const int at = col + i / 4 * 8;
-      if (at >= n_left) continue;
-      const float first = bias[at], second = bias[at + 1];
-      sums[i] += first;
-      sums[i + 1] += second;
-      sums[i + 2] += first;
-      sums[i + 3] += second;
+      const float2 pair = *reinterpret_cast<const float2*>(s_bias + i / 4 * 8);
+      sums[i] += pair.x;
+      sums[i + 1] += pair.y;
+      sums[i + 2] += pair.x;
+      sums[i + 3] += pair.y;
     }
   }
 
   template <int kRegisters>
   __device__ static void activate_all(float (&sums)[kRegisters], Activation activation) {
-    if (activation == Activation::kRelu) {
-#pragma unroll
-      for (float& sum : sums) sum = activate(Activation::kRelu, sum);
-    } else if (activation == Activation::kSilu) {
-      take_turns<16>(sums, [](float x) { return silu(x); });
-    } else {
-      take_turns<8>(sums, [&](float x) { return activate(activation, x); });
+    switch (activation) {
+      case Activation::kNone: return;
+      case Activation::kRelu: return activate_in_turns<kRegisters, Activation::kRelu>(sums);
+      case Activation::kSilu: return activate_in_turns<16, Activation::kSilu>(sums);
+      case Activation::kGeluTanh: return activate_in_turns<16, Activation::kGeluTanh>(sums);
+      case Activation::kGeluErf: return activate_in_turns<8, Activation::kGeluErf>(sums);
     }
   }
 
   // Long code is there for kAtOnce sums only, enough to hide what each waits for: all take turns in their registers.
-  template <int kAtOnce, int kRegisters, class F>
-  __device__ static void take_turns(float (&sums)[kRegisters], F&& f) {
+  template <int kAtOnce, Activation kActivation, int kRegisters>
+  __device__ static void activate_in_turns(float (&sums)[kRegisters]) {
     static_assert(kRegisters % kAtOnce == 0);
 #pragma unroll 1
     for (int i = 0; i < kRegisters; i += kAtOnce) {
       float done[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) done[j] = f(sums[j]);
+      for (int j = 0; j < kAtOnce; ++j) done[j] = activate(kActivation, sums[j]);
 #pragma unroll
       for (int j = 0; j < kRegisters - kAtOnce; ++j) sums[j] = sums[j + kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) sums[kRegisters - kAtOnce + j] = done[j];
     }
-  }
-
-  // x / (1 + exp(-x)), as activate() says, without the branches of an IEEE division: with exp(-|x|) the divisor is
-  // between 1 and 2, where __fdividef() is off by 2 units in the last place at most (CUDA C++ programming guide,
-  // "Mathematical Functions").
-  __device__ static float silu(float x) {
-    const float e = expf(-fabsf(x));
-    return __fdividef(x < 0.0f ? x * e : x, 1.0f + e);
   }
 
   // What of a slot's row is `byte` bytes from its beginning.

@@ -1,5 +1,6 @@
 // The Python module jaxgemm._core: what the registry knows, and the FFI handlers as capsules.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
@@ -158,9 +159,12 @@ NB_MODULE(_core, m) {
       [](std::string_view full_name, const Problem& p) { return estimated_cost(find_or_throw(full_name), p); },
       "name"_a, "problem"_a, "What select() minimises within a family: about the microseconds on an H200.");
   m.def(
-      "split_count",
-      [](std::string_view full_name, const Problem& p) { return split_count(find_or_throw(full_name).info, p); },
-      "name"_a, "problem"_a, "Over how many CTAs the model splits each tile's K.");
+      "k_split",
+      [](std::string_view full_name, const Problem& p) {
+        const KSplit split = k_split(find_or_throw(full_name).info, p);
+        return std::pair(split.whole, split.splits);
+      },
+      "name"_a, "problem"_a, "How many tiles are one CTA's each, and how many CTAs share K of every other one.");
   m.def(
       "workspace_bytes",
       [](std::string_view full_name, const Problem& p) {

@@ -65,10 +65,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   constexpr Tile kCta = Config::kCtaTile;
   auto& smem = shared_storage<typename Config::SharedStorage>();
 
-  const auto [part_of_k, tile_index] = split.by_tiles.divide(blockIdx.x);
+  const auto [tile_index, k, depth, _] = split.unit(blockIdx.x, K);
   const TileCoord tile = grid.tile(tile_index);
-  const int64_t k = part_of_k * split.depth;
-  const int64_t depth = K - k < split.depth ? K - k : split.depth;
 
   typename Loop::Accumulators accumulators = {};
   const typename Loop::LhsCopy lhs_copy(g_lhs.at(tile.batch, tile.row, k), g_lhs.ld, M - tile.row);
@@ -93,9 +91,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     // Found again, not kept in registers while the accumulators need them.
     write_tile<Op, Config::kThreads>(s_out, phases, epilogue, fix, grid.tile(tile_index), M, N);
   } else {
-    Accumulator* partial = static_cast<Accumulator*>(partials) + static_cast<int64_t>(blockIdx.x) * kCta.m * kCta.n;
+    Accumulator* g_partial = static_cast<Accumulator*>(partials) + static_cast<int64_t>(blockIdx.x) * kCta.m * kCta.n;
     s_out.template for_each_quad<Config::kThreads>([&]<class Quad>(int row, int col, const Quad& quad) {
-      *reinterpret_cast<Quad*>(partial + row * kCta.n + col) = quad;
+      *reinterpret_cast<Quad*>(g_partial + row * kCta.n + col) = quad;
     });
   }
 }
@@ -124,7 +122,7 @@ std::string launch(const GemmArgs& args) {
   return dispatch_op<Config::kElementBytes>(p, [&]<class Op>() {
     const auto launch_for = [&]<bool kAligned>() {
       return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
-        return launch_kernel(mma_multistage_kernel<Config, Op, kAligned, kLhsTransposed, kRhsTransposed>, split.ctas(),
+        return launch_kernel(mma_multistage_kernel<Config, Op, kAligned, kLhsTransposed, kRhsTransposed>, split.units(),
                              Config::kThreads, describe<Config>().smem_bytes, args.stream,
                              GlobalMatrix<typename Op::Element, kLhsTransposed>(lhs.data, lhs.view),
                              GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view), lhs_width,

@@ -5,7 +5,8 @@
 // have roles: one warp loads, two warpgroups multiply and write, and mbarriers are all that they share
 // (mainloop/sm90_tma_wgmma.cuh). A CTA stays on its multiprocessor and takes tile after tile: the loads of the next one
 // run while this one is written (epilogue/tma_out.cuh). CTAs of a cluster share what they load of rhs; or, where there
-// are few tiles, K, and add up their sums through each other's shared memory (epilogue/cluster_sums.cuh).
+// are few tiles, or few are left over, K, and add up their sums through each other's shared memory
+// (epilogue/cluster_sums.cuh).
 //
 // TMA needs rows that begin at multiples of 16 bytes, and wgmma K contiguous unless elements have 16 bits: other
 // operands are first copied into the workspace (tile/tma_operand.h). Of float32 rhs need not be: the sums are then
@@ -31,7 +32,7 @@
 namespace jaxgemm {
 namespace {
 
-using sm90::kWarpgroup, sm90::Operands, sm90::Schedule, sm90::Shape;
+using sm90::kWarpgroup, sm90::Operands, sm90::Schedule, sm90::Shape, sm90::Way;
 
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
@@ -74,7 +75,10 @@ struct Config64x128x64 : TileConfig<64, 128, 2, 1, false, 8, 1> {
 struct Config128x128x64 : TileConfig<128, 128, 2, 2, true, 6, 1> {
   using SharedStorage = Storage<Config128x128x64>;
 };
-struct Config128x256x64 : TileConfig<128, 256, 2, 2, false, 4, 2> {
+struct Config64x256x64 : TileConfig<64, 256, 2, 1, false, 5, 1> {
+  using SharedStorage = Storage<Config64x256x64>;
+};
+struct Config128x256x64 : TileConfig<128, 256, 2, 2, false, 4, 1> {
   using SharedStorage = Storage<Config128x256x64>;
 };
 struct Config256x128x64 : TileConfig<256, 128, 2, 2, false, 4, 1> {
@@ -121,18 +125,14 @@ __device__ void fix_sums(float (&sums)[kBlocks][kRegisters], const Recompute& fi
 template <int kBlocks, class Sum, int kRegisters>
 __device__ void fix_sums(Sum (&)[kBlocks][kRegisters], const Keep&, const TileCoord&, const Shape&) {}
 
-// Where sums go. What a kernel has to do for one way only, it should not have to step over on another: its code is not
-// in the caches when it begins.
-enum class Way {
-  kPlain,    // to out, rounded, by TMA
-  kCluster,  // to the other CTAs of the cluster, which share K
-  kAny,      // the rest: with alpha, bias or activation, where TMA cannot store, parts of K, sums to be fixed
-};
-
 // To out, the consumer's rows of this tile.
 template <Way kWay, class Op, class Sum, int kBlocks, int kRegisters>
 __device__ void write(Sum (&sums)[kBlocks][kRegisters], sm90::OutWriter& writer, const CUtensorMap& map,
-                      bool tma_stores, const Epilogue& epilogue, const TileCoord& tile, const Shape& shape) {
+                      bool tma_stores, const Epilogue& epilogue, const sm90::Terms<kRegisters * 2>& terms,
+                      const TileCoord& tile, const Shape& shape) {
+  if constexpr (kWay == Way::kAny) {
+    if (tma_stores && epilogue.bias) writer.stage(terms);
+  }
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     const TileCoord at = {tile.batch, tile.row + block * ptx::kWgmmaM, tile.col};
@@ -141,7 +141,7 @@ __device__ void write(Sum (&sums)[kBlocks][kRegisters], sm90::OutWriter& writer,
         writer.write(sums[block], epilogue, at, shape.M, shape.N);
         continue;
       }
-      writer.finish(sums[block], epilogue, shape.N, at.col);
+      writer.finish(sums[block], epilogue, terms.alpha);
     }
     const auto store = [&]<class Out>(Out) {
       writer.template store<Out>(sums[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
@@ -197,6 +197,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr Tile kCta = Config::kCtaTile;
   auto& smem = shared_storage<typename Config::SharedStorage>();
   const int rank = Config::kClusterCtas > 1 ? ptx::cluster_ctarank() : 0;
+  // Whether the CTAs of a cluster share K of all tiles, or may do so of their last one.
+  constexpr bool kAllShare = kWay == Way::kCluster, kMayShare = kWay != Way::kPlain && Config::kClusterCtas == 1;
+  const auto shared_in_cluster = [&](int64_t partial) {
+    return kAllShare || (kMayShare && schedule.in_cluster && partial >= 0);
+  };
 
   if (threadIdx.x == 0) smem.pipeline.init(Loop::kReleases);
   if constexpr (Config::kClusterCtas > 1) {
@@ -218,28 +223,34 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       all_consumers_meet();
     }
     sm90::OutWriter writer(smem.out[consumer], 1 + consumer);
-    schedule.for_each([&](unsigned unit, const TileCoord& tile, int, int k_tiles) {
+    schedule.template for_each<kWay>([&](int64_t partial, const TileCoord& tile, int, int k_tiles) {
       if constexpr (Config::kPingPong) {
         const int n = turn++;
-        if (n % 2 != consumer) return ring.skip(Loop::steps(k_tiles));
+        if (n % 2 != consumer) {
+          ring.skip(Loop::steps(k_tiles));
+          if (shared_in_cluster(partial)) all_consumers_meet();
+          return;
+        }
         smem.pipeline.wait_for_turn(consumer, n / 2);
       }
+      sm90::Terms<kCta.n> terms;
+      if constexpr (kWay == Way::kAny) terms = writer.template fetch<kCta.n>(epilogue, schedule.shape.N, tile.col);
       typename Loop::Sums sums;
       Loop::multiply(sums, smem.pipeline, ring, first, k_tiles, [&] {
         if constexpr (Config::kPingPong) smem.pipeline.pass_turn(consumer);
       });
       const int row = rank * kCta.m;
       const TileCoord at = {tile.batch, tile.row + row + (Loop::kTransposesSums ? 0 : first), tile.col};
-      if constexpr (kWay == Way::kCluster) {
-        if constexpr (!Config::kPingPong) all_consumers_meet();
+      if (shared_in_cluster(partial)) {
+        all_consumers_meet();
         if constexpr (Loop::kTransposesSums) {
           auto& s_tile = smem.sums.tile.of(float{});
           Loop::store(sums, first, s_tile.elements, s_tile.kStride);
         } else {
           smem.sums.store(sums, first);
         }
-      } else if (kWay == Way::kAny && partials != nullptr) {
-        auto* g_partial = partials + (static_cast<int64_t>(unit) * Config::kClusterCtas * kCta.m + row) * kCta.n;
+      } else if (kWay == Way::kAny && partials != nullptr && partial >= 0) {
+        auto* g_partial = partials + (partial * Config::kClusterCtas * kCta.m + row) * kCta.n;
         if constexpr (Loop::kTransposesSums) {
           Loop::store(sums, first, g_partial, kCta.n);
         } else {
@@ -249,7 +260,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         write_quads<kWay == Way::kPlain, Loop>(sums, epilogue, at, first, schedule.shape.M, schedule.shape.N);
       } else {
         if constexpr (kWay == Way::kAny) fix_sums(sums, fix, at, schedule.shape);
-        write<kWay, Op>(sums, writer, out_map, tma_stores, epilogue, at, schedule.shape);
+        write<kWay, Op>(sums, writer, out_map, tma_stores, epilogue, terms, at, schedule.shape);
       }
     });
     writer.wait();
@@ -258,14 +269,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if constexpr (Config::kConsumers > 1) ptx::register_dealloc<kProducerRegisters>();
     const Shape& shape = schedule.shape;
     if (threadIdx.x == 0) {
-      schedule.for_each([&](unsigned, const TileCoord& tile, int k, int k_tiles) {
+      schedule.template for_each<kWay>([&](int64_t, const TileCoord& tile, int k, int k_tiles) {
         const int batch = shape.lhs_shared ? 0 : static_cast<int>(tile.batch);
         Loop::template produce<true>(smem.pipeline, ring, lhs_map,
                                      {static_cast<int>(tile.row) + rank * kCta.m, k, k_tiles, batch, shape.plane_k},
                                      shape.lhs_rows * sm90::kRowBytes, rank);
       });
     } else if (threadIdx.x == 32) {
-      schedule.for_each([&](unsigned, const TileCoord& tile, int k, int k_tiles) {
+      schedule.template for_each<kWay>([&](int64_t, const TileCoord& tile, int k, int k_tiles) {
         const int batch = shape.rhs_shared ? 0 : static_cast<int>(tile.batch);
         Loop::template produce<false>(smem.pipeline, ring, rhs_map,
                                       {static_cast<int>(tile.col), k, k_tiles, batch, shape.plane_k}, Loop::Rhs::kBytes,
@@ -274,14 +285,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     __syncwarp();
   }
-  if constexpr (kWay == Way::kCluster) {
-    ptx::cluster_arrive();
-    const TileCoord tile = schedule.grid.tile(schedule.split.by_tiles.divide(schedule.shared_unit()).rest);
-    smem.sums.template wait_and_write<Config::kThreads, typename Op::Sum>(
-        static_cast<int>(schedule.split.splits), epilogue, fix, tile, schedule.shape.M, schedule.shape.N);
+  if constexpr (kMayShare) {
+    if (kAllShare || schedule.shares()) {  // all CTAs of a cluster do, or none
+      ptx::cluster_arrive();
+      const TileCoord tile = schedule.shared_tile();
+      smem.sums.template wait_and_write<Config::kThreads, typename Op::Sum>(
+          static_cast<int>(schedule.split.splits), epilogue, fix, tile, schedule.shape.M, schedule.shape.N);
+    }
   }
   // Other CTAs arrive at this one's mbarriers, write to its stages and read its sums until they are through.
-  if constexpr (Config::kClusterCtas > 1 || kWay == Way::kCluster) ptx::cluster_sync_relaxed();
+  if (Config::kClusterCtas > 1 || kAllShare || (kMayShare && schedule.in_cluster)) ptx::cluster_sync_relaxed();
 }
 
 template <class Config>
@@ -338,27 +351,30 @@ std::string launch_for(const GemmArgs& args) {
   Maps maps;
   if (std::string error = encode(maps, lhs, rhs, operands, schedule, args); !error.empty()) return error;
   auto* partials = schedule.partial_bytes() == 0 ? nullptr : reinterpret_cast<typename Op::Sum*>(workspace);
-  int64_t ctas = schedule.units;
-  if (!schedule.in_cluster) {
+  const int64_t cluster_ctas = schedule.cluster_ctas();
+  int64_t clusters = schedule.split.shared();
+  if (!schedule.in_cluster || schedule.split.whole > 0) {
     int64_t sms = 0;
     if (std::string error = multiprocessors(sms); !error.empty()) return error;
-    ctas = Config::kClusterCtas * std::clamp<int64_t>(sms / Config::kClusterCtas, 1, schedule.units);
+    // A cluster shares one tile: of those, no more than clusters.
+    clusters = std::clamp<int64_t>(sms / cluster_ctas, schedule.in_cluster ? clusters : 1, schedule.units);
   }
 
   const Epilogue epilogue(args);
   const auto launch_layout = [&]<bool kLhsTransposed, bool kRhsTransposed>() {
     const auto launch = [&]<Way kWay>() {
-      return launch_clusters(schedule.cluster_ctas(), wgmma_kernel<Config, Op, kWay, kLhsTransposed, kRhsTransposed>,
-                             ctas, Config::kThreads, describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs,
-                             maps.out, maps.tma_stores, epilogue, FixOf<Op>(args), partials, schedule);
+      return launch_clusters(static_cast<int>(cluster_ctas),
+                             wgmma_kernel<Config, Op, kWay, kLhsTransposed, kRhsTransposed>, clusters * cluster_ctas,
+                             Config::kThreads, describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs, maps.out,
+                             maps.tma_stores, epilogue, FixOf<Op>(args), partials, schedule);
     };
     if constexpr (Config::kClusterCtas == 1) {
-      if (schedule.in_cluster) return launch.template operator()<Way::kCluster>();
+      if (schedule.in_cluster && schedule.split.whole == 0) return launch.template operator()<Way::kCluster>();
     }
     if constexpr (!Op::kRecomputes) {
       using Loop = LoopOf<Config, Op, kLhsTransposed, kRhsTransposed>;
       const bool stores = Loop::kTransposesSums ? epilogue.quads_aligned && p.N % 4 == 0 : maps.tma_stores;
-      if (stores && epilogue.plain() && partials == nullptr) return launch.template operator()<Way::kPlain>();
+      if (stores && epilogue.plain() && schedule.split.splits == 1) return launch.template operator()<Way::kPlain>();
     }
     return launch.template operator()<Way::kAny>();
   };
@@ -386,6 +402,6 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace jaxgemm
 
 JAXGEMM_FAMILY(wgmma, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKernel<Config128x128x64>,
-               &kKernel<Config128x256x64>, &kKernel<Config256x128x64>, &kKernel<Config64x128x32>,
-               &kKernel<Config128x128x32>, &kKernel<Config128x256x32>, &kKernel<Config64x128x128>,
-               &kKernel<Config128x128x128>, &kKernel<Config128x256x128>)
+               &kKernel<Config64x256x64>, &kKernel<Config128x256x64>, &kKernel<Config256x128x64>,
+               &kKernel<Config64x128x32>, &kKernel<Config128x128x32>, &kKernel<Config128x256x32>,
+               &kKernel<Config64x128x128>, &kKernel<Config128x128x128>, &kKernel<Config128x256x128>)

@@ -34,6 +34,14 @@ struct Operands {
   }
 };
 
+// Where sums go. What a kernel has to do for one way only, it should not have to step over on another: its code is not
+// in the caches when it begins.
+enum class Way {
+  kPlain,    // of whole tiles: to out, rounded, by TMA
+  kCluster,  // of parts of K: to the other CTAs of the cluster, which share it
+  kAny,      // the rest: with alpha, bias or activation, where TMA cannot store, parts of K, sums to be fixed
+};
+
 // What the CTAs of a cluster compute together, one part of K of one tile of the grid after the other.
 template <class Config>
 struct Schedule {
@@ -41,7 +49,7 @@ struct Schedule {
   SplitK split;
   Divisor by_splits;
   bool in_cluster;  // the CTAs that share a tile's K are a cluster
-  unsigned units;   // tiles times splits
+  unsigned units;
   Shape shape;
 
   static constexpr Tile kTile = {Config::kClusterCtas * Config::kCtaTile.m, Config::kCtaTile.n,
@@ -51,8 +59,8 @@ struct Schedule {
       : grid(kTile, p.M, p.N),
         split(describe<Config>(), p, kTile),
         by_splits(split.splits),
-        in_cluster(reduces_in_cluster(describe<Config>(), split.splits)),
-        units(static_cast<unsigned>(split.ctas())),
+        in_cluster(reduces_in_cluster(describe<Config>(), {split.whole, split.splits})),
+        units(static_cast<unsigned>(split.units())),
         shape{p.M,
               p.N,
               p.K,
@@ -64,23 +72,40 @@ struct Schedule {
   int cluster_ctas() const { return in_cluster ? static_cast<int>(split.splits) : Config::kClusterCtas; }
   int64_t partial_bytes() const { return in_cluster ? 0 : split.workspace_bytes(kTile); }
 
-  // The part of K and the tile of a cluster that shares it.
-  __device__ unsigned shared_unit() const {
-    const auto [tile, part] = by_splits.divide(blockIdx.x);
-    return part * static_cast<unsigned>(split.tiles) + tile;
+  // What this CTA's cluster shares, if there is such a tile: the last of this CTA's.
+  __device__ bool shares() const { return in_cluster && blockIdx.x < units - static_cast<unsigned>(split.whole); }
+  __device__ TileCoord shared_tile() const {
+    return grid.tile(static_cast<unsigned>(split.whole) + by_splits.divide(blockIdx.x).quotient);
   }
 
-  template <class F>
+  // Calls f(number of a partial tile, which is negative if the tile is whole, tile, first element of K, k-tiles).
+  template <Way kWay, class F>
   __device__ void for_each(F&& f) const {
-    const unsigned first = in_cluster ? shared_unit() : blockIdx.x / Config::kClusterCtas;
-    const unsigned step = in_cluster ? units : gridDim.x / Config::kClusterCtas;
-    for (unsigned unit = first; unit < units; unit += step) {
-      const auto [part, tile] = split.by_tiles.divide(unit);
-      const int64_t k = part * split.depth;
-      const int64_t depth = shape.K - k < split.depth ? shape.K - k : split.depth;
-      f(unit, grid.tile(tile), static_cast<int>(k),
-        static_cast<int>((depth + Config::kCtaTile.k - 1) / Config::kCtaTile.k));
+    const unsigned step = gridDim.x / Config::kClusterCtas, first = blockIdx.x / Config::kClusterCtas;
+    if constexpr (kWay == Way::kPlain) {
+      for (unsigned tile = first; tile < units; tile += step) f(-1, grid.tile(tile), 0, k_tiles(shape.K));
+    } else if constexpr (kWay == Way::kCluster) {
+      for (unsigned i = first; i < gridDim.x; i += step) {  // once, but what is no loop is compiled worse
+        const int64_t k = by_splits.divide(i).rest * split.depth;
+        f(0, shared_tile(), static_cast<int>(k), k_tiles(shape.K - k < split.depth ? shape.K - k : split.depth));
+      }
+    } else {
+      const unsigned end = in_cluster ? static_cast<unsigned>(split.whole) : units;
+      const auto or_shared = [&](unsigned unit) { return unit < end ? unit : shares() ? shared_unit() : units; };
+      for (unsigned unit = or_shared(first); unit < units; unit = unit < end ? or_shared(unit + step) : units) {
+        const auto [tile, k, depth, partial] = split.unit(unit, shape.K);
+        f(partial, grid.tile(tile), static_cast<int>(k), k_tiles(depth));
+      }
     }
+  }
+
+ private:
+  __device__ static int k_tiles(int64_t depth) {
+    return static_cast<int>((depth + Config::kCtaTile.k - 1) / Config::kCtaTile.k);
+  }
+  __device__ unsigned shared_unit() const {
+    const auto [tile, part] = by_splits.divide(blockIdx.x);
+    return static_cast<unsigned>(split.whole) + part * static_cast<unsigned>(split.shared()) + tile;
   }
 };
 

@@ -16,7 +16,7 @@ constexpr int kReduceThreads = 256, kMaxGroups = 8;
 template <class Accumulator, class Fix>
 __global__ void __launch_bounds__(kReduceThreads)
     split_k_reduce_kernel(const Accumulator* partials, int64_t splits, int64_t split_stride, int groups,
-                          Epilogue epilogue, TileGrid grid, Fix fix, int64_t M, int64_t N) {
+                          int64_t first_tile, Epilogue epilogue, TileGrid grid, Fix fix, int64_t M, int64_t N) {
   using Quad = typename VectorsOf<Accumulator>::Quad;
   const int quads_per_row = grid.cta_n / 4, quads_per_tile = grid.cta_m * quads_per_row;
   const int quads_per_cta = kReduceThreads / groups, ctas_per_tile = quads_per_tile / quads_per_cta;
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kReduceThreads)
   if (group > 0) return;
   for (int other = 1; other < groups; ++other) add(s_sums[other * quads_per_cta + thread]);
 
-  const TileCoord tile = grid.tile(tile_index);
+  const TileCoord tile = grid.tile(static_cast<unsigned>(first_tile) + tile_index);
   const int64_t row = tile.row + quad / quads_per_row, col = tile.col + quad % quads_per_row * 4;
   if (row >= M || col >= N) return;
   fix(sum, tile.batch, row, col, N);
@@ -60,9 +60,9 @@ int groups_for(int64_t splits) {
 }  // namespace
 
 SplitK::SplitK(const KernelInfo& info, const Problem& p, const Tile& tile)
-    : tiles(TileGrid(tile, p.M, p.N).ctas(p.batch)), by_tiles(tiles) {
+    : tiles(TileGrid(tile, p.M, p.N).ctas(p.batch)), whole(k_split(info, p).whole), by_shared(tiles - whole) {
   const int64_t k_tiles = (p.K + tile.k - 1) / tile.k;
-  const int64_t wanted = split_count(info, p);
+  const int64_t wanted = k_split(info, p).splits;
   const int64_t each = k_tiles == 0 ? 1 : (k_tiles + wanted - 1) / wanted;
   depth = each * tile.k;
   splits = k_tiles == 0 ? 1 : (k_tiles + each - 1) / each;  // none is empty
@@ -73,12 +73,12 @@ std::string reduce_partial_tiles(const GemmArgs& args, const Tile& tile, const S
   const Problem& p = args.problem;
   const int64_t tile_elems = static_cast<int64_t>(tile.m) * tile.n;
   const int groups = groups_for(split.splits);
-  const int64_t ctas = split.tiles * (tile_elems / 4 / (kReduceThreads / groups));
+  const int64_t ctas = split.shared() * (tile_elems / 4 / (kReduceThreads / groups));
   const auto launch = [&]<class Accumulator, class Fix>(const Accumulator* data, Fix fix) {
     return launch_kernel(split_k_reduce_kernel<Accumulator, Fix>, ctas, kReduceThreads,
                          static_cast<int>(kReduceThreads * sizeof(typename VectorsOf<Accumulator>::Quad)), args.stream,
-                         data, split.splits, split.tiles * tile_elems, groups, Epilogue(args), TileGrid(tile, p.M, p.N),
-                         fix, p.M, p.N);
+                         data, split.splits, split.shared() * tile_elems, groups, split.whole, Epilogue(args),
+                         TileGrid(tile, p.M, p.N), fix, p.M, p.N);
   };
   if (p.out_dtype == DType::kS32) return launch(static_cast<const int32_t*>(partials), Keep(args));
   const float* sums = static_cast<const float*>(partials);

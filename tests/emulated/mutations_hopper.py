@@ -7,11 +7,12 @@ from tests.emulator.build import CUDA
 
 LOOP, TMA_OUT, SCHEDULE = "mainloop/sm90_tma_wgmma.cuh", "epilogue/tma_out.cuh", "tile/sm90_schedule.cuh"
 RHS_IN_REGISTERS = "mainloop/sm90_rhs_registers.cuh"
+K_SPLIT = "tile/split_k.h"
 CLUSTER_SUMS, RECOMPUTE = "epilogue/cluster_sums.cuh", "epilogue/recompute.cuh"
 K_COPY, TMA_OPERAND, TENSOR_MAP = "tile/k_major_copy.cu", "tile/tma_operand.h", "tile/tensor_map.cu"
 QUADS_OUT = "epilogue/quads_out.cuh"
 FLOAT32, BYTES = "64x128x32", "64x128x128"  # float32 at both precisions; int8 and fp8
-TURNS, CLUSTER = "128x128x64", "128x256x64"  # two consumers with a tile each; two CTAs that share rhs
+TURNS, CLUSTER = "128x128x64", "128x256x32"  # two consumers with a tile each; two CTAs that share rhs
 
 _RING = [
     Mutation("wgmma", "too few bytes expected", "kStagesOfStep * bytes", "bytes", file=LOOP),
@@ -35,14 +36,13 @@ _RING = [
     Mutation("wgmma", "the same rows for both CTAs", "const int first = rank *", "const int first = 0 *", file=LOOP,
              tile="128x256x128"),
     Mutation("wgmma", "exit before the other CTA",
-             "if constexpr (Config::kClusterCtas > 1 || kWay == Way::kCluster) ptx::cluster_sync_relaxed();",
-             "if constexpr (kWay == Way::kCluster) ptx::cluster_sync_relaxed();", tile=CLUSTER),
+             "if (Config::kClusterCtas > 1 || kAllShare ||", "if (kAllShare ||", tile=CLUSTER),
     Mutation("wgmma", "turns not waited for", "smem.pipeline.wait_for_turn(consumer, n / 2);", "", tile=TURNS),
-    Mutation("wgmma", "ring not moved past the other's tile", "return ring.skip(Loop::steps(k_tiles));", "return;",
+    Mutation("wgmma", "ring not moved past the other's tile", "ring.skip(Loop::steps(k_tiles));", "",
              tile=TURNS),
     Mutation("wgmma", "turns passed by one warp", "threadIdx.x % 32 == 0", "threadIdx.x % kWarpgroup == 0", file=LOOP,
              tile=TURNS),
-    Mutation("wgmma", "tiles left out", "unit += step", "unit += 2 * step", file=SCHEDULE),
+    Mutation("wgmma", "tiles left out", "or_shared(unit + step)", "or_shared(unit + 2 * step)", file=SCHEDULE),
     Mutation("wgmma", "rows that no copy brings not cleared", "if (schedule.shape.lhs_rows < kCta.m)", "if (false)"),
     Mutation("wgmma", "rows that a copy brings cleared", "first_row * kChunksOfRow + thread", "thread", file=LOOP),
     Mutation("wgmma", "cleared rows not fenced", "    ptx::fence_proxy_async();\n", "", file=LOOP),
@@ -69,19 +69,22 @@ _OUT = [
              " && p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0;", ";"),
     Mutation("wgmma", "rows that TMA cannot address", "view.ld * bytes % kTmaVectorBytes == 0 &&", "",
              file=TMA_OPERAND),
-    Mutation("wgmma", "the first column's bias for both", "second = bias[at + 1]", "second = bias[at]", file=TMA_OUT),
-    Mutation("wgmma", "bias of the first tile", "epilogue.bias + col,", "epilogue.bias,", file=TMA_OUT),
-    Mutation("wgmma", "bias read behind its end", "if (at >= n_left) continue;", "", file=TMA_OUT),
-    Mutation("wgmma", "alpha left out", "if (epilogue.alpha) scale(sums, *epilogue.alpha);", "", file=TMA_OUT),
-    Mutation("wgmma", "alpha after the bias", "if (epilogue.alpha) scale(sums, *epilogue.alpha);\n"
-             "    if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);",
-             "if (epilogue.bias) add_bias(sums, epilogue.bias + col, N - col);\n"
-             "    if (epilogue.alpha) scale(sums, *epilogue.alpha);", file=TMA_OUT),
+    Mutation("wgmma", "the first column's bias for both", "sums[i + 1] += pair.y;", "sums[i + 1] += pair.x;",
+             file=TMA_OUT),
+    Mutation("wgmma", "bias of the first tile", "epilogue.bias[col + at]", "epilogue.bias[at]", file=TMA_OUT),
+    Mutation("wgmma", "bias read behind its end", "at < kCols && col + at < N", "at < kCols", file=TMA_OUT),
+    Mutation("wgmma", "half of the bias", "Terms<kCols>::kEach; ++i", "1; ++i", 1, TMA_OUT, "64x256x64"),
+    Mutation("wgmma", "bias not waited for", "bias[at] = terms.bias[i];\n    }\n    meet();",
+             "bias[at] = terms.bias[i];\n    }", file=TMA_OUT),
+    Mutation("wgmma", "alpha left out", "if (epilogue.alpha) scale(sums, alpha);", "", file=TMA_OUT),
+    Mutation("wgmma", "alpha after the bias", "if (epilogue.alpha) scale(sums, alpha);\n"
+             "    if (epilogue.bias) add_bias(sums);",
+             "if (epilogue.bias) add_bias(sums);\n    if (epilogue.alpha) scale(sums, alpha);", file=TMA_OUT),
     Mutation("wgmma", "alpha on the way of plain sums", "return alpha == nullptr && bias", "return bias",
              file="epilogue/epilogue.cuh"),
     Mutation("wgmma", "activations do not rotate", "sums[j] = sums[j + kAtOnce];", ";", file=TMA_OUT),
     Mutation("wgmma", "finished sums lost", "sums[kRegisters - kAtOnce + j] = done[j];", ";", file=TMA_OUT),
-    Mutation("wgmma", "silu of what is negative", "x < 0.0f ? x * e : x", "x", file=TMA_OUT),
+    Mutation("wgmma", "silu of what is negative", "u < 0.0f ? x * e : x", "x", file="epilogue/epilogue.cuh"),
     *(
         Mutation("wgmma", f"no meeting {i} of a warpgroup", "      meet();", "", i, TMA_OUT)
         for i in range((CUDA / TMA_OUT).read_text().count("      meet();"))
@@ -89,19 +92,38 @@ _OUT = [
 ]  # fmt: skip
 
 _PARTS_OF_K = [
-    Mutation("wgmma", "every part of K from the beginning", "k = part * split.depth", "k = part * 0",
-             file=SCHEDULE),
+    Mutation("wgmma", "every part of K from the beginning", "k = part * depth", "k = part * 0", file=K_SPLIT),
+    Mutation("wgmma", "whole tiles as short as parts", "return {number, 0, K, -1};", "return {number, 0, depth, -1};",
+             file=K_SPLIT),
+    Mutation("wgmma", "the first tiles shared, too", "static_cast<unsigned>(whole) + tile, k", "tile, k", file=K_SPLIT),
+    Mutation("wgmma", "sums of the first tiles", "static_cast<unsigned>(first_tile) + tile_index", "tile_index",
+             file="tile/split_k.cu"),
+    Mutation("wgmma", "whole tiles left to the second kernel", "partials != nullptr && partial >= 0",
+             "partials != nullptr"),
+    Mutation("wgmma", "whole tiles shared", "schedule.in_cluster && partial >= 0", "schedule.in_cluster"),
+    Mutation("wgmma", "fewer clusters than tiles that they share", "schedule.in_cluster ? clusters : 1", "1"),
+    Mutation("wgmma", "a consumer missing where a tile is shared",
+             "if (shared_in_cluster(partial)) all_consumers_meet();", "", tile=TURNS),
+    Mutation("wgmma", "every cluster shares a tile",
+             "in_cluster && blockIdx.x < units - static_cast<unsigned>(split.whole)", "in_cluster", file=SCHEDULE,
+             tile=TURNS),
     Mutation("wgmma", "partial sums of one row", "+ element.row) * kStride", ") * kStride", tile=CLUSTER),
+    Mutation("wgmma", "every part of a cluster's K from the beginning", "rest * split.depth", "rest * 0",
+             file=SCHEDULE),
+    Mutation("wgmma", "a tile for every CTA of a cluster", "by_splits.divide(blockIdx.x).quotient", "blockIdx.x",
+             file=SCHEDULE),
     Mutation("wgmma", "a cluster has parts of several tiles",
-             "return part * static_cast<unsigned>(split.tiles) + tile;", "return blockIdx.x + 0 * (part + tile);",
+             "part * static_cast<unsigned>(split.shared()) + tile;", "blockIdx.x + 0 * (part + tile);",
              file=SCHEDULE),
     Mutation("wgmma", "sums of the cluster read too early", "    ptx::cluster_wait();\n", "",
              file=CLUSTER_SUMS),
     Mutation("wgmma", "exit before its sums are read",
-             "if constexpr (Config::kClusterCtas > 1 || kWay == Way::kCluster) ptx::cluster_sync_relaxed();",
-             "if constexpr (Config::kClusterCtas > 1) ptx::cluster_sync_relaxed();"),
+             "if (Config::kClusterCtas > 1 || kAllShare || (kMayShare && schedule.in_cluster)) ptx::cluster_sync",
+             "if (Config::kClusterCtas > 1) ptx::cluster_sync"),
+    Mutation("wgmma", "exit before its sums of the last tile are read",
+             "kAllShare || (kMayShare && schedule.in_cluster)) ptx::", "kAllShare) ptx::"),
     Mutation("wgmma", "stages overwritten that the other consumer reads",
-             "if constexpr (!Config::kPingPong) all_consumers_meet();", "", tile="256x128x64"),
+             "        all_consumers_meet();\n        if constexpr", "        if constexpr", tile="256x128x64"),
     Mutation("wgmma", "sums of the other consumer's rows", "smem.sums.store(sums, first);",
              "smem.sums.store(sums, 0);", tile="256x128x64"),
     Mutation("wgmma", "a CTA's sums left out", "if (cta < ctas)", "if (cta < ctas - 1)", file=CLUSTER_SUMS),

@@ -15,7 +15,7 @@ from tests.edge_shapes import LAYOUTS, Case, ragged_case
 from tests.emulated.support import SEEDS, fitting
 from tests.emulator.library import Emulator, KernelInfo, Schedule
 from tests.emulator.problem import Placement, Trial, faults
-from tests.values import integers, is_float, modes, rounded
+from tests.values import EXACT_ALPHA, integers, is_float, modes, rounded
 
 _ALIGNED = Placement(multiple=8)  # where rows must begin at 16-byte boundaries
 _PLACEMENTS = (Placement(), Placement(misaligned=("lhs", "rhs", "out")), _ALIGNED, Placement(multiple=8, gap=8))
@@ -36,8 +36,8 @@ def run_kernel(emulated: Emulator, info: KernelInfo) -> int:
         epilogue = {}
         if is_float(dtypes[2]):
             bias = np.arange(trial.case.shape.n, dtype=np.float32) % 5
-            epilogue = {"alpha": -3.0, "bias": bias, "activation": "relu"}
-            expected = np.maximum(-3.0 * expected + bias, 0)
+            epilogue = {"alpha": EXACT_ALPHA, "bias": bias, "activation": "relu"}
+            expected = np.maximum(EXACT_ALPHA * expected + bias, 0)
         result = trial.run(emulated, info.name, dtypes, lhs, rhs, **epilogue)
         found = faults(result, rounded(expected, dtypes[2]))
         assert not found, f"{trial.command(info.name, dtypes)}\n{found}"

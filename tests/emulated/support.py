@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tests.edge_shapes import LAYOUTS, Shape, cases, ragged_case, tiled_work
+from tests.edge_shapes import LAYOUTS, Case, Shape, cases, ragged_case, tiled_work
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Placement, Result, Trial, exact, faults
 from tests.gpu.support import INFO
@@ -43,21 +43,16 @@ def placements(info: Any) -> list[Placement]:
     return [fitting(info, placement) for placement in PLACEMENTS]
 
 
-def cluster_shape(emulated: Emulator, info: Any, precision: str = "default") -> Shape | None:
-    """The shape of least work, whole and ragged tiles, for which a kernel splits K over the CTAs of a cluster, among
-    which rows cannot be dealt evenly. None if it never does.
-    """
+CLUSTER_SPLIT = (0, 3)
+"""K of every tile is shared by a cluster: see :class:`Trial`."""
+
+
+def cluster_shape(info: Any) -> Shape | None:
+    """To be split so, if the kernel does that: whole and ragged tiles, whose rows cannot be dealt evenly."""
     tile_m, tile_n, tile_k = info.cta_tile
-    shapes = [
-        Shape(rows * tile_m + 3, cols * tile_n - 3, k_tiles * tile_k + 3)
-        for rows, cols, k_tiles in itertools.product((1, 2, 3), range(1, 9), range(7, 100, 4))
-    ]
-
-    def wanted(shape: Shape) -> bool:
-        splits, in_cluster = emulated.splits(info.name, shape.m, shape.n, shape.k, precision)
-        return in_cluster and tile_m % splits != 0 and shape.m <= shape.n
-
-    return min(filter(wanted, shapes), key=lambda shape: tiled_work(info, shape), default=None)
+    assert tile_m % CLUSTER_SPLIT[1] != 0
+    shares = info.family in _TMA and info.cluster_ctas == 1
+    return Shape(tile_m + 3, 2 * tile_n - 3, 7 * tile_k + 3) if shares else None
 
 
 BUDGET = 200_000_000
@@ -84,6 +79,25 @@ def in_parallel(function: Callable[[_Item], _Answer], items: Iterable[_Item]) ->
     """``map``, on all cores: the emulator's library releases Python's lock."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return list(pool.map(function, items))
+
+
+def tail_trials(info: Any, precision: str = "default") -> list[Trial]:
+    """Whole tiles for CTAs that stay, and K of those that are left over split over a cluster, or for a second kernel:
+    one tile, and more than the emulated multiprocessors have clusters. Ragged ones, of a batch, with shared operands.
+    """
+    tile_m, tile_n, tile_k = info.cta_tile
+    rows = tile_m * info.cluster_ctas + 3
+    shapes = [
+        (Shape(rows, 2 * tile_n - 3, (info.stages + 2) * tile_k + 3), (3, 2)),
+        (Shape(rows, tile_n + 1, 5 * tile_k, "both"), (5, 3)),
+        (Shape(rows - 8, 3 * tile_n + 8, 6 * tile_k + 1, "lhs_shared"), (7, 2)),
+        (Shape(tile_m, 2 * tile_n, 3 * tile_k, "rhs_shared"), (3, 3)),
+    ]
+    place = Placement(multiple=16)
+    return [
+        Trial(Case(shape, LAYOUTS[i]), place, Schedule(SEEDS[i]), precision=precision, split=split)
+        for i, (shape, split) in enumerate(shapes)
+    ]
 
 
 def affordable(

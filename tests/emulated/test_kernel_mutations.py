@@ -13,12 +13,21 @@ import pytest
 from tests.edge_shapes import Case, Shape, deep_shape, long_shape
 from tests.emulated.mutation import LAYOUTS, Mutation
 from tests.emulated.mutations import MUTATIONS
-from tests.emulated.support import BUDGET, affordable, cluster_shape, fitting, in_parallel
+from tests.emulated.support import (
+    BUDGET,
+    CLUSTER_SPLIT,
+    affordable,
+    cluster_shape,
+    fitting,
+    in_parallel,
+    tail_trials,
+    try_integers,
+)
 from tests.emulator.build import CUDA, build_variants
 from tests.emulator.conflicts import budget_trials, conflict_ratios, read_budget
 from tests.emulator.library import Emulator, KernelInfo, Schedule
 from tests.emulator.problem import Placement, Trial, exact, faults
-from tests.values import float32_extremes, integers, is_float, modes, product_error_ratio, rounded
+from tests.values import EXACT_ALPHA, float32_extremes, integers, is_float, modes, product_error_ratio, rounded
 
 _PLACEMENTS = (
     Placement(),
@@ -30,7 +39,7 @@ _PLACEMENTS = (
 )
 
 
-def trials(emulator: Emulator, info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
+def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
     """Where a broken kernel shows, and whether with an epilogue: whole tiles and rests of all kinds, deep and long K,
     K that a cluster shares; what most defects show in comes first.
     """
@@ -44,13 +53,16 @@ def trials(emulator: Emulator, info: KernelInfo) -> Iterator[tuple[Trial, bool]]
         long_shape(info),
         Shape(tile_m + 8, tile_n + 16, 2 * tile_k),
     ]
-    if shape := cluster_shape(emulator, info):
-        shapes.insert(5, shape)
+    shared = cluster_shape(info)
+    if shared:
+        shapes.insert(5, shared)
     every = list(dict.fromkeys(precision for dtypes, precision in modes(info) if dtypes == info.dtypes[0]))
     for turn, layout in enumerate(LAYOUTS * 2):
         for (i, shape), precision in itertools.product(enumerate(shapes), every):
             placement = fitting(info, _PLACEMENTS[(turn + i) % len(_PLACEMENTS)])
-            yield Trial(Case(shape, layout), placement, Schedule(turn + i), precision=precision), (turn + i) % 2 == 1
+            split = CLUSTER_SPLIT if shape is shared else None
+            trial = Trial(Case(shape, layout), placement, Schedule(turn + i), precision=precision, split=split)
+            yield trial, (turn + i) % 2 == 1
 
 
 def fault_of(emulator: Emulator, info: KernelInfo) -> str:
@@ -58,15 +70,15 @@ def fault_of(emulator: Emulator, info: KernelInfo) -> str:
     if info.tf32 and info.highest and (found := fault_of_float32(emulator, info)):
         return found
     fused_so_far = 0
-    taken = affordable(info, trials(emulator, info), lambda numbered: numbered[0], 3 * BUDGET)
+    taken = affordable(info, trials(info), lambda numbered: numbered[0], 3 * BUDGET)
     for i, (trial, fused) in enumerate(taken):
         dtypes = info.dtypes[i // 2 % 2 * -1]  # the first and the last
         lhs, rhs = trial.operands(dtypes, integers)
         expected, epilogue = exact(trial.case, lhs, rhs, dtypes[2]), {}
         if fused and is_float(dtypes[2]):
             fused_so_far += 1
-            epilogue = {"alpha": -3.0}
-            scaled = -3.0 * (trial.case.product(lhs, rhs) + 0.0)  # sums of zero are +0
+            epilogue = {"alpha": EXACT_ALPHA}
+            scaled = EXACT_ALPHA * (trial.case.product(lhs, rhs) + 0.0)  # sums of zero are +0
             if fused_so_far % 3 != 2:  # alpha alone is a way of its own
                 epilogue |= {"bias": np.arange(trial.case.shape.n, dtype=np.float32) % 5, "activation": "relu"}
                 scaled = np.maximum(scaled + epilogue["bias"], 0)
@@ -76,6 +88,10 @@ def fault_of(emulator: Emulator, info: KernelInfo) -> str:
         if found := faults(result, expected):
             fusing = f" with {', '.join(epilogue)}" if epilogue else ""
             return f"{i + 1} of {len(taken)}: {trial.command(info.name, dtypes)}{fusing}\n{found}"
+    for trial in tail_trials(info) if info.family == "wgmma" else ():
+        result, expected = try_integers(emulator, info.name, info.dtypes[0], trial)
+        if found := faults(result, expected):
+            return f"{trial.command(info.name, info.dtypes[0])}\n{found}"
     return fault_of_activation(emulator, info)
 
 
@@ -102,12 +118,15 @@ def fault_of_float32(emulator: Emulator, info: KernelInfo) -> str:
     some = ("integers of 16 bits", "infinity", "largest")
     pairs = list(float32_extremes(np.random.default_rng(0)).items())
     sizes_tried = [{"m": tile_m, "n": tile_n}, {"k": 27 * tile_k + 3}]
-    if shape := cluster_shape(emulator, info, "highest"):
-        sizes_tried.append({"m": shape.m, "n": shape.n, "k": shape.k})
+    shared = cluster_shape(info)
+    if shared:
+        sizes_tried.append({"m": shared.m, "n": shared.n, "k": shared.k})
     for sizes in sizes_tried:
         pairs += [(name, x) for name, x in float32_extremes(np.random.default_rng(0), **sizes).items() if name in some]
     for name, (lhs, rhs) in pairs:
-        trial = Trial(Case(Shape(lhs.shape[0], rhs.shape[1], lhs.shape[1]), "NN"), precision="highest")
+        shape = Shape(lhs.shape[0], rhs.shape[1], lhs.shape[1])
+        split = CLUSTER_SPLIT if shape == shared else None
+        trial = Trial(Case(shape, "NN"), precision="highest", split=split)
         result = trial.run(emulator, info.name, info.dtypes[0], lhs, rhs)
         ratio = product_error_ratio(trial.case, result.out, (lhs, rhs), info.dtypes[0])
         if not result.run.clean or ratio > 1:

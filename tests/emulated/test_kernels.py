@@ -11,6 +11,7 @@ from jaxgemm._native import _core
 from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape, long_shape, pairwise_shapes, ragged_case
 from tests.emulated.support import (
     BUDGET,
+    CLUSTER_SPLIT,
     SEEDS,
     affordable,
     assert_all_right,
@@ -18,6 +19,7 @@ from tests.emulated.support import (
     edge_trials,
     in_parallel,
     placements,
+    tail_trials,
     try_integers,
 )
 from tests.emulator.library import Emulator, Schedule
@@ -37,6 +39,7 @@ def test_kernels_are_those_of_the_registry(emulated: Emulator) -> None:
             "warp_tile",
             "stages",
             "threads",
+            "cluster_ctas",
             "min_sm",
             "tf32",
             "highest",
@@ -109,16 +112,24 @@ def test_schedules(emulated: Emulator, info: Any, dtypes: DTypes, precision: str
 def test_splits_of_several_k_tiles(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
     """K split into parts of several k-tiles, the last of which is shorter; by a second kernel, or within a cluster."""
     place = Placement(multiple=16 if info.tma else 1)  # where an operand is copied for its rows only, it is not
-    shared = cluster_shape(emulated, info, precision)
+    shared = cluster_shape(info)
     assert (shared is not None) == (info.tma and info.cluster_ctas == 1)
     second_kernel = []
-    for shape in (shared, long_shape(info)) if shared else (long_shape(info),):
-        trial = Trial(Case(shape, "NT"), place, precision=precision)
+    for shape, split in (
+        ((shared, CLUSTER_SPLIT), (long_shape(info), (0, 7))) if shared else ((long_shape(info), (0, 7)),)
+    ):
+        trial = Trial(Case(shape, "NT"), place, precision=precision, split=split)
         result, expected = try_integers(emulated, info.name, dtypes, trial)
         assert not faults(result, expected)
         copies = 2 if info.tma and precision == "highest" else 0
         second_kernel.append(result.run.launches - copies == 2)
     assert second_kernel == ([False, True] if shared else [True])
+
+
+@over_modes(lambda info, *_: info.tma)
+def test_tiles_that_are_left_over(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
+    """K of the last tiles split, after each CTA had whole ones."""
+    assert_all_right(emulated, info.name, dtypes, tail_trials(info, precision))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

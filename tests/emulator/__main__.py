@@ -61,6 +61,11 @@ def _judge(result: Result, trial: Trial, lhs: np.ndarray, rhs: np.ndarray, dtype
     return found
 
 
+def _split(text: str) -> tuple[int, int]:
+    whole, splits = map(int, text.split(","))
+    return whole, splits
+
+
 def _numbers(indices: list[int]) -> str:
     return f"seed {indices[0]}" if len(indices) == 1 else f"seeds {indices[0]}-{indices[-1]}"
 
@@ -166,6 +171,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=_at_least(1), default=1, help="how many schedules to try")
     parser.add_argument("--data", choices=DATA, default="integers", help="what is multiplied; index: rows of rhs")
     parser.add_argument("--data-seed", type=_at_least(0), default=0)
+    parser.add_argument(
+        "--split", type=_split, help="whole tiles, and CTAs that share K of every other one: 2,3; else the chooser's"
+    )
     parser.add_argument("--slow", default="", help=f"units that complete as late as they can, of {','.join(ENGINES)}")
     parser.add_argument(
         "--multiple", type=_at_least(1), default=1, help="round leading dimensions up to a multiple of this"
@@ -208,6 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
             Schedule(options.seed, options.workers, options.conflicts, latency),
             options.data_seed,
             options.precision,
+            options.split,
         )
         return 0 if run_kernel(emulated, kernel_named(emulated, options.kernel), trial, options) else 1
     return 0

@@ -40,7 +40,8 @@ class _Request(ctypes.Structure):
         ("k", ctypes.c_int64), ("lhs", _Operand), ("rhs", _Operand), ("out", _Operand),
         ("lhs_dtype", ctypes.c_char_p), ("rhs_dtype", ctypes.c_char_p), ("out_dtype", ctypes.c_char_p),
         ("precision", ctypes.c_char_p), ("activation", ctypes.c_char_p), ("alpha", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p), ("schedule", _Schedule), ("owners", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p), ("whole", ctypes.c_int64), ("splits", ctypes.c_int64), ("schedule", _Schedule),
+        ("owners", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -81,6 +82,7 @@ class KernelInfo:
     warp_tile: tuple[int, int, int]
     stages: int
     threads: int
+    cluster_ctas: int
     min_sm: int
     tf32: bool
     highest: bool
@@ -177,7 +179,7 @@ class Emulator:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._library = ctypes.CDLL(str(path))
-        for name in ("emu_kernels", "emu_run", "emu_probes", "emu_run_probe", "emu_splits", "emu_why_not"):
+        for name in ("emu_kernels", "emu_run", "emu_probes", "emu_run_probe", "emu_why_not"):
             getattr(self._library, name).restype = ctypes.c_char_p
 
     @functools.cached_property
@@ -200,16 +202,22 @@ class Emulator:
     def run(
         self, kernel: str, lhs: Operand, rhs: Operand, out: Operand, batch: int = 1, *, alpha: float | None = None,
         bias: np.ndarray | None = None, precision: str = "default", activation: str = "none",
-        schedule: Schedule = Schedule(),
+        split: tuple[int, int] | None = None, schedule: Schedule = Schedule(),
     ) -> Run:  # fmt: skip
-        """Runs ``kernel`` on operands whose dtypes are those of their arrays; ``out.data`` is overwritten."""
+        """Runs ``kernel`` on operands whose dtypes are those of their arrays; ``out.data`` is overwritten.
+
+        Args:
+          split: how many tiles of out are one CTA's each, and how many CTAs share K of every other one; by default as
+            the chooser says.
+        """
         assert bias is None or bias.dtype == np.float32
         factor = None if alpha is None else np.array([alpha], np.float32)
         owners = np.full(out.data.size, -1, np.int64)
         request = _Request(
             kernel.encode(), batch, out.rows, out.cols, lhs.cols, lhs.native(), rhs.native(), out.native(),
             *(operand.data.dtype.name.encode() for operand in (lhs, rhs, out)), precision.encode(), activation.encode(),
-            *(None if x is None else x.ctypes.data for x in (factor, bias)), schedule.native(), owners.ctypes.data,
+            *(None if x is None else x.ctypes.data for x in (factor, bias)), *(split or (0, 0)), schedule.native(),
+            owners.ctypes.data,
         )  # fmt: skip
         return self._to_run(self._answer(self._library.emu_run(ctypes.byref(request))), owners)
 
@@ -223,12 +231,6 @@ class Emulator:
             ctypes.byref(schedule.native()),
         )  # fmt: skip
         return out, self._to_run(self._answer(answer), np.empty(0, np.int64))
-
-    def splits(self, kernel: str, m: int, n: int, k: int, precision: str = "default") -> tuple[int, bool]:
-        """Over how many CTAs the kernel splits K, and whether those are a cluster."""
-        sizes = [ctypes.c_int64(size) for size in (1, m, n, k)]
-        answer = self._answer(self._library.emu_splits(kernel.encode(), *sizes, precision.encode()))
-        return answer["splits"], answer["in_cluster"]
 
     def why_not(self, smem_bytes: int, sm: int) -> str:
         """The registry's sentence about a kernel that needs so much shared memory, on a GPU of ``sm``."""

@@ -86,7 +86,8 @@ class _Layout:
 def run(
     emulator: Emulator, kernel: str, case: Case, lhs: np.ndarray, rhs: np.ndarray, out_dtype: str,
     placement: Placement = Placement(), *, alpha: float | None = None, bias: np.ndarray | None = None,
-    activation: str = "none", precision: str = "default", schedule: Schedule = _SCHEDULE,
+    activation: str = "none", precision: str = "default", split: tuple[int, int] | None = None,
+    schedule: Schedule = _SCHEDULE,
 ) -> Result:  # fmt: skip
     """Runs a kernel on operands of the shapes that ``case`` says, each where ``placement`` puts it."""
     batch = case.shape.batch
@@ -106,7 +107,7 @@ def run(
     operands = [layouts[name].operand(name, transposed[name], batch_axes[name], placement) for name in ARRAYS]
     ran = emulator.run(
         kernel, *operands, 1 if batch == "none" else BATCH_SIZE, alpha=alpha, bias=bias,
-        activation=activation, precision=precision, schedule=schedule,
+        activation=activation, precision=precision, split=split, schedule=schedule,
     )  # fmt: skip
     written = layouts["out"].view
     between = np.ones(ran.owners.size, bool)
@@ -204,6 +205,8 @@ class Trial:
     schedule: Schedule = _SCHEDULE
     data_seed: int = 0
     precision: str = "default"
+    split: tuple[int, int] | None = None
+    """As for :meth:`Emulator.run`."""
 
     def command(self, kernel: str, dtypes: DTypes) -> str:
         """What runs it again."""
@@ -214,10 +217,11 @@ class Trial:
             "misaligned": ",".join(self.placement.misaligned), "precision": self.precision,
             "seed": self.schedule.seed, "data-seed": self.data_seed,
             "slow": ",".join(name for name, speed in latency.items() if speed == "slow"),
+            "split": ",".join(map(str, self.split or ())),
         }  # fmt: skip
         plain = {
             "batch": "none", "multiple": 1, "gap": 0, "misaligned": "", "precision": "default", "slow": "", "seed": 0,
-            "data-seed": 0,
+            "data-seed": 0, "split": "",
         }  # fmt: skip
         words = [f"--{name} {value}" for name, value in options.items() if plain.get(name) != value]
         return f"python -m tests.emulator {kernel} {shape.m} {shape.n} {shape.k} {' '.join(words)}"
@@ -228,7 +232,7 @@ class Trial:
         """The result of operands of the case's shapes; ``epilogue`` as for :func:`run`."""
         return run(
             emulator, kernel, self.case, lhs, rhs, dtypes[2], self.placement, precision=self.precision,
-            schedule=self.schedule, **epilogue,
+            split=self.split, schedule=self.schedule, **epilogue,
         )  # fmt: skip
 
     def with_seed(self, seed: int) -> Trial:

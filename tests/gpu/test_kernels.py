@@ -10,6 +10,7 @@ import pytest
 from tests.edge_shapes import LAYOUTS, Case, Shape, cases
 from tests.gpu.report import RecordError
 from tests.gpu.support import Program, floating, over_modes
+from tests.helpers import left_over_shapes
 from tests.values import DTypes, integers, modes, normals
 
 pytestmark = pytest.mark.gpu
@@ -27,6 +28,18 @@ def test_edge_shapes(
     assert all(x.any() for pair in operands for x in pair if x.size > 16)
     program.check_exact(operands, program(operands))
 
+    operands = program.draw(normals, rng)
+    record_error(info.name, program.worst_error(operands, program(operands)))
+
+
+@over_modes(lambda info, *_: info.tma)
+def test_tiles_that_are_left_over(
+    info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator, record_error: RecordError
+) -> None:
+    """K of the last tiles split, after each multiprocessor had a whole one."""
+    program = Program(info, dtypes, precision, [Case(s, "NN") for s in left_over_shapes(info, dtypes, precision)])
+    operands = program.draw(integers, rng)
+    program.check_exact(operands, program(operands))
     operands = program.draw(normals, rng)
     record_error(info.name, program.worst_error(operands, program(operands)))
 

@@ -22,7 +22,8 @@ std::string kernel_json(const Kernel& kernel) {
   std::ostringstream json;
   json << "{\"name\": " << quoted(info.full_name) << ", \"family\": " << quoted(info.family)
        << ", \"cta_tile\": " << tile_json(info.cta_tile) << ", \"warp_tile\": " << tile_json(info.warp_tile)
-       << ", \"stages\": " << info.stages << ", \"threads\": " << info.threads << ", \"min_sm\": " << info.min_sm
+       << ", \"stages\": " << info.stages << ", \"threads\": " << info.threads
+       << ", \"cluster_ctas\": " << info.cluster_ctas << ", \"min_sm\": " << info.min_sm
        << ", \"tf32\": " << (info.tf32 ? "true" : "false") << ", \"highest\": " << (info.highest ? "true" : "false")
        << ", \"dtypes\": "
        << list(info.dtypes,
@@ -114,16 +115,12 @@ std::string why_not_with(int smem_bytes, int sm) {
   return why_not(kernel, problem);
 }
 
-std::string splits_of(const jaxgemm::KernelInfo& info, Problem problem) {
-  const jaxgemm::DTypes& dtypes = info.dtypes.front();
-  problem.lhs_dtype = dtypes.lhs;
-  problem.rhs_dtype = dtypes.rhs;
-  problem.out_dtype = dtypes.out;
-  problem.sm = kNewest;
-  const int64_t splits = split_count(info, problem);
-  return "{\"splits\": " + std::to_string(splits) +
-         ", \"in_cluster\": " + (reduces_in_cluster(info, splits) ? "true" : "false") + "}";
-}
+namespace {
+thread_local jaxgemm::KSplit asked_split = {0, 0};
+}  // namespace
+
+AskedSplit::AskedSplit(const EmuRequest& request) { asked_split = {request.whole, request.splits}; }
+AskedSplit::~AskedSplit() { asked_split = {0, 0}; }
 
 Problem to_problem(const EmuRequest& request) {
   const auto view = [](const EmuOperand& operand) {
@@ -148,6 +145,14 @@ Problem to_problem(const EmuRequest& request) {
 
 }  // namespace emu
 
+// select.cc is compiled with another name for what it calls k_split().
+namespace jaxgemm {
+KSplit model_k_split(const KernelInfo& info, const Problem& problem);
+KSplit k_split(const KernelInfo& info, const Problem& problem) {
+  return emu::asked_split.splits > 0 && info.split_k ? emu::asked_split : model_k_split(info, problem);
+}
+}  // namespace jaxgemm
+
 extern "C" {
 
 __attribute__((visibility("default"))) const char* emu_kernels() {
@@ -159,20 +164,6 @@ __attribute__((visibility("default"))) const char* emu_kernels() {
 __attribute__((visibility("default"))) const char* emu_why_not(int smem_bytes, int sm) {
   using namespace emu;
   return guarded([&] { return "{\"why_not\": " + quoted(why_not_with(smem_bytes, sm)) + "}"; });
-}
-
-__attribute__((visibility("default"))) const char* emu_splits(const char* kernel, int64_t batch, int64_t m, int64_t n,
-                                                              int64_t k, const char* precision) {
-  using namespace emu;
-  return guarded([&] {
-    Problem problem = {};
-    problem.batch = batch;
-    problem.M = m;
-    problem.N = n;
-    problem.K = k;
-    problem.precision = by_name<jaxgemm::Precision>(precision, kPrecisionCount);
-    return splits_of(kernel_named(kernel).info, problem);
-  });
 }
 
 __attribute__((visibility("default"))) const char* emu_probes() {

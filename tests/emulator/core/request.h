@@ -31,8 +31,9 @@ struct EmuRequest {
   int64_t batch, M, N, K;
   EmuOperand lhs, rhs, out;
   const char *lhs_dtype, *rhs_dtype, *out_dtype, *precision, *activation;
-  const float* alpha;  // one element, or null
-  const float* bias;   // N elements, or null
+  const float* alpha;     // one element, or null
+  const float* bias;      // N elements, or null
+  int64_t whole, splits;  // see KSplit; splits == 0: as the model says
   EmuSchedule schedule;
   int64_t* owners;  // per element of out: CTA * threads + thread that wrote it, -1 if none; or null
 };
@@ -72,9 +73,15 @@ const jaxgemm::probes::Probe& probe_named(const char* name);
 // What why_not() would say of the ladder's first kernel if it needed this much shared memory.
 std::string why_not_with(int smem_bytes, int sm);
 
-// Over how many CTAs the kernel splits K of such a problem, and whether those are a cluster.
-std::string splits_of(const jaxgemm::KernelInfo& info, jaxgemm::Problem problem);
-
 jaxgemm::Problem to_problem(const EmuRequest& request);
+
+// While there is one, kernels that this thread asks about split K as the request wants it.
+class AskedSplit {
+ public:
+  explicit AskedSplit(const EmuRequest& request);
+  AskedSplit(const AskedSplit&) = delete;
+  AskedSplit& operator=(const AskedSplit&) = delete;
+  ~AskedSplit();
+};
 
 }  // namespace emu
