@@ -123,7 +123,7 @@ class Bench:
         return missing
 
     def _correct(
-        self, problem: Problem, candidates: dict[str, peers.Candidate], args: tuple[jax.Array, jax.Array]
+        self, problem: Problem, candidates: dict[str, peers.Candidate], args: tuple[jax.Array, ...]
     ) -> tuple[dict[str, Callable[..., Any]], dict[str, float]]:
         """Compiles the candidates and keeps those whose error is within the bound."""
         reference = checks.Reference.of(problem, *args)

@@ -9,11 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.peers import activated
 from benchmarks.shapes import Problem
 
 MAX_WHOLE_CHECK_MACS = 8192**3
 """Larger products are checked on CHECKED_ROWS rows only, drawn at random, each over all of N and K."""
 CHECKED_ROWS = 512
+STEEPEST = 1.13
+"""No activation's derivative is larger."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,9 @@ class Reference:
     magnitude: Any
 
     @classmethod
-    def of(cls, problem: Problem, lhs: jax.Array, rhs: jax.Array, seed: int = 0) -> Reference:
+    def of(
+        cls, problem: Problem, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None = None, *, seed: int = 0
+    ) -> Reference:
         """Computes the reference for stored operands, on all rows if the problem is small enough."""
         from jaxgemm._reference import reference
 
@@ -39,6 +44,11 @@ class Reference:
             rows = jnp.asarray(np.sort(drawn))
             lhs = jnp.take(lhs, rows, axis=problem.lhs_m_axis)
         exact, magnitude = reference(lhs, rhs, problem.dimension_numbers)
+        with jax.enable_x64(True):
+            if bias is not None:
+                exact, magnitude = exact + bias.astype(jnp.float64), magnitude + abs(bias.astype(jnp.float64))
+            if problem.activation is not None:
+                exact, magnitude = activated(exact, problem.activation), STEEPEST * magnitude
         return cls(problem, rows, exact, magnitude)
 
     def error_over_bound(self, out: jax.Array) -> float:

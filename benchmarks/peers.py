@@ -57,14 +57,30 @@ def _precision(problem: Problem) -> lax.Precision:
     return lax.Precision.HIGHEST if problem.precision == "highest" else lax.Precision.DEFAULT
 
 
+def activated(x: jax.Array, activation: str | None) -> jax.Array:
+    """What ``jax.nn`` makes of x."""
+    functions: dict[str | None, Callable[[jax.Array], jax.Array]] = {
+        None: lambda x: x,
+        "silu": jax.nn.silu,
+        "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+        "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
+    }
+    return functions[activation](x)
+
+
 def compile_peer(problem: Problem, options: dict[str, str | bool]) -> Callable[..., Any]:
-    """``lax.dot_general`` on the stored operands, compiled for the problem; autotuning happens here."""
-    dot = functools.partial(
-        lax.dot_general,
-        dimension_numbers=problem.dimension_numbers,
-        precision=_precision(problem),
-        preferred_element_type=jnp.dtype(problem.out_dtype),
-    )
+    """``lax.dot_general`` on the stored operands, and what jax.numpy has follow it, compiled and autotuned."""
+
+    def dot(lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+        product = lax.dot_general(
+            lhs,
+            rhs,
+            problem.dimension_numbers,
+            precision=_precision(problem),
+            preferred_element_type=jnp.dtype(problem.out_dtype),
+        )
+        return activated(product if bias is None else product + bias, problem.activation)
+
     compiled: Callable[..., Any] = jax.jit(dot).lower(*problem.operand_specs()).compile(compiler_options=options)
     return compiled
 
@@ -78,20 +94,23 @@ class Candidate:
 
 
 def lower(problem: Problem, kernel: str | None) -> Candidate:
-    """Traces ``jaxgemm.dot_general``; ``kernel=None`` lets the chooser decide.
+    """Traces ``jaxgemm.dot_general``, or ``matmul`` if there is an epilogue; ``kernel=None`` lets the chooser decide.
 
     The name is read off the lowered program, so that it is what runs. Raises ValueError with the library's sentence
     if a named kernel cannot take the problem.
     """
     import jaxgemm
 
-    dot = functools.partial(
-        jaxgemm.dot_general,
-        dimension_numbers=problem.dimension_numbers,
-        precision=_precision(problem),
-        preferred_element_type=jnp.dtype(problem.out_dtype),
-        kernel=kernel,
-    )
+    def dot(lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+        options = {
+            "precision": _precision(problem), "preferred_element_type": jnp.dtype(problem.out_dtype), "kernel": kernel,
+        }  # fmt: skip
+        if bias is None and problem.activation is None:
+            return jaxgemm.dot_general(lhs, rhs, problem.dimension_numbers, **options)
+        if problem.layout != "NN":
+            raise ValueError(f"{problem.label}: matmul is measured in layout NN only")
+        return jaxgemm.matmul(lhs, rhs, bias=bias, activation=problem.activation, **options)
+
     lowered = jax.jit(dot).lower(*problem.operand_specs())
     return Candidate(called_kernel(lowered.as_text(), [info.name for info in registry()]), lowered.compile)
 

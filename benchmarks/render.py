@@ -16,7 +16,7 @@ from benchmarks import plot
 from benchmarks.counter_file import SUFFIX, counter_path, load_counters
 from benchmarks.host_file import host_page, load_host
 from benchmarks.limits import LIMITS
-from benchmarks.results import Document, problem_of, validate
+from benchmarks.results import Document, Row, geomean, problem_of, validate
 from benchmarks.rungs import NOTHING_YET, inject, ladder_page
 from benchmarks.shapes import LADDER_MORE_SIZES, LADDER_SIZE, dense_groups
 from benchmarks.tables import (
@@ -28,6 +28,7 @@ from benchmarks.tables import (
     geomeans,
     ladder_rows,
     ladder_table,
+    of_peer,
     table,
 )
 from benchmarks.trees import REPOSITORY
@@ -48,6 +49,30 @@ def readme_section(documents: Sequence[Document]) -> str:
     return "\n\n".join(parts) if parts else NOTHING_YET
 
 
+def dense_rows(document: Document) -> dict[str, list[Row]]:
+    """Rows of the dense suite by the groups that were measured."""
+    dense = {problem_of(row): row for row in document["rows"] if row["suite"] == "dense"}
+    groups = {
+        name: [dense[problem] for problem in problems if problem in dense] for name, problems in dense_groups().items()
+    }
+    return {name: rows for name, rows in groups.items() if rows}
+
+
+def dense_section(documents: Sequence[Document]) -> str:
+    """What stands in the README about the dense suite."""
+    parts = []
+    for document in documents:
+        lines = [
+            [name, str(len(ratios)), f"{geomean(ratios):.2f}", f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
+            for name, rows in dense_rows(document).items()
+            if (ratios := [ratio for row in rows if (ratio := of_peer(row, "jnp")) is not None])
+        ]
+        if lines:
+            header = ["group", "problems", "speed / jnp.dot, mean", "lowest", "highest"]
+            parts.append(f"{method(document)} Means are geometric.\n\n{table(header, lines)}")
+    return "\n\n".join(parts) if parts else NOTHING_YET
+
+
 def device_page(document: Document) -> str:
     """All rows of one device, with geometric means per group of the dense suite."""
     device = document["device"]
@@ -60,12 +85,7 @@ def device_page(document: Document) -> str:
         "first.",
         "Sources: " + ", ".join(f"`{name}/` is tree `{sha}`" for name, sha in document["trees"].items()) + ".",
     ]
-    dense = {problem_of(row): row for row in document["rows"] if row["suite"] == "dense"}
-    groups = {
-        name: [dense[problem] for problem in problems if problem in dense] for name, problems in dense_groups().items()
-    }
-    groups = {name: rows for name, rows in groups.items() if rows}
-    if groups:
+    if groups := dense_rows(document):
         header = ["group", "problems", *(f"speed / {name}" for name in PEER_NAMES.values())]
         means = [[name, str(len(rows)), *geomeans(rows)] for name, rows in groups.items()]
         parts += ["## Dense", "The kernel that jaxgemm chooses. Geometric means:", table(header, means)]
@@ -110,7 +130,8 @@ def outdated(root: Path, write: bool) -> list[Path]:
     documents = load(directory)
     readme, ladder, host = root / "README.md", root / "docs" / "ladder.md", root / "docs" / "host_cost.md"
     texts = {path.with_suffix(".md"): device_page(document) for path, document in documents.items()}
-    texts[readme] = inject(readme.read_text(), "ladder", readme_section(list(documents.values())), readme.name)
+    text = inject(readme.read_text(), "ladder", readme_section(list(documents.values())), readme.name)
+    texts[readme] = inject(text, "dense", dense_section(list(documents.values())), readme.name)
     counters = [load_counters(path) for path in map(counter_path, documents) if path.exists()]
     texts[ladder] = ladder_page(ladder.read_text(), list(documents.values()), counters)
     texts[host] = host_page(host.read_text(), load_host(directory))

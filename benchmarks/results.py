@@ -36,6 +36,8 @@ class Subject(TypedDict):
     rhs_dtype: str
     out_dtype: str
     precision: str
+    bias: bool
+    activation: str | None
 
 
 class Row(_OfSuite, Subject):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Layout: TypeAlias = Literal["NN", "NT", "TN", "TT"]
 Precision: TypeAlias = Literal["default", "highest"]
+Activation: TypeAlias = Literal["silu", "gelu_tanh", "gelu_erf"]
 Suite: TypeAlias = Literal["ladder", "dense"]
 DimensionNumbers: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
@@ -32,7 +33,10 @@ OUT_DTYPES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """``batch`` products (m x k) times (k x n); ``layout`` says how each operand lies: N as written, T transposed."""
+    """``batch`` products (m x k) times (k x n); ``layout`` says how each operand lies: N as written, T transposed.
+
+    A bias, of n elements and the dtype of the output, and an activation may follow.
+    """
 
     batch: int
     m: int
@@ -43,6 +47,8 @@ class Problem:
     rhs_dtype: str
     out_dtype: str
     precision: Precision
+    bias: bool = False
+    activation: Activation | None = None
 
     @property
     def label(self) -> str:
@@ -50,7 +56,8 @@ class Problem:
         batch = f"{self.batch}x" if self.batch > 1 else ""
         dtype = self.lhs_dtype if self.lhs_dtype == self.rhs_dtype else f"{self.lhs_dtype},{self.rhs_dtype}"
         highest = " highest" if self.precision == "highest" else ""
-        return f"{dtype} {batch}{self.m}x{self.n}x{self.k} {self.layout}{highest}"
+        epilogue = " bias" * self.bias + (f" {self.activation}" if self.activation else "")
+        return f"{dtype} {batch}{self.m}x{self.n}x{self.k} {self.layout}{highest}{epilogue}"
 
     @property
     def dtype_label(self) -> str:
@@ -102,23 +109,22 @@ class Problem:
     def _batch_shape(self) -> tuple[int, ...]:
         return (self.batch,) if self.batch > 1 else ()
 
-    def operand_specs(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    def _stored(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of lhs, rhs and, if there is one, bias."""
+        operands = [(self.lhs_shape, self.lhs_dtype), (self.rhs_shape, self.rhs_dtype)]
+        return operands + [((self.n,), self.out_dtype)] * self.bias
+
+    def operand_specs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes and dtypes of the stored operands, for lowering."""
         import jax
 
-        return (
-            jax.ShapeDtypeStruct(self.lhs_shape, self.lhs_dtype),
-            jax.ShapeDtypeStruct(self.rhs_shape, self.rhs_dtype),
-        )
+        return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self._stored())
 
-    def operands(self, seed: int) -> tuple[jax.Array, jax.Array]:
+    def operands(self, seed: int) -> tuple[jax.Array, ...]:
         """Random operands as they are stored: normal, or uniform for integers."""
         from jaxgemm._timing import random_array
 
-        return (
-            random_array(2 * seed, self.lhs_shape, self.lhs_dtype),
-            random_array(2 * seed + 1, self.rhs_shape, self.rhs_dtype),
-        )
+        return tuple(random_array(3 * seed + i, *stored) for i, stored in enumerate(self._stored()))
 
 
 def problem(
@@ -130,9 +136,11 @@ def problem(
     batch: int = 1,
     layout: Layout = "NN",
     precision: Precision = "default",
+    bias: bool = False,
+    activation: Activation | None = None,
 ) -> Problem:
     """A problem whose operands share one dtype and whose output is that of OUT_DTYPES."""
-    return Problem(batch, m, n, k, layout, dtype, dtype, OUT_DTYPES[dtype], precision)
+    return Problem(batch, m, n, k, layout, dtype, dtype, OUT_DTYPES[dtype], precision, bias, activation)
 
 
 LADDER_SIZE = 4096
@@ -163,6 +171,14 @@ def _layers(m_min: int, m_max: int) -> list[Problem]:
     return [problem(m, n, k) for n, k in LAYERS_NK for m in LAYERS_M if m_min <= m <= m_max]
 
 
+def _epilogues() -> list[Problem]:
+    """The first layer of a feed-forward block, as its users write it."""
+    fused: list[tuple[bool, Activation | None]] = [
+        (True, None), (False, "silu"), (True, "gelu_tanh"), (False, "gelu_erf"),
+    ]  # fmt: skip
+    return [problem(m, 14336, 4096, bias=bias, activation=name) for bias, name in fused for m in (1, 64, 512, 2048)]
+
+
 def _both_layouts(shapes: tuple[tuple[int, int, int], ...], dtype: str) -> list[Problem]:
     layouts: tuple[Layout, ...] = ("NT", "NN")
     return [problem(*shape, dtype, layout=layout) for shape in shapes for layout in layouts]
@@ -180,6 +196,7 @@ def dense_groups() -> dict[str, list[Problem]]:
         "bfloat16 layers, M >= 2048": _layers(2048, 8192),
         "bfloat16 irregular": [problem(*shape) for shape in irregular],
         "bfloat16 batched": [problem(512, 512, 512, batch=64)],
+        "bfloat16 with bias or activation": _epilogues(),
         "float16": [problem(*squares[size], "float16") for size in (4096, 8192)],
         **{
             f"float32 {precision}": [problem(*squares[s], "float32", precision=precision) for s in squares]

@@ -33,13 +33,14 @@ def test_dense_suite_has_the_agreed_problems() -> None:
         "bfloat16 layers, M >= 2048": 12,
         "bfloat16 irregular": 5,
         "bfloat16 batched": 1,
+        "bfloat16 with bias or activation": 16,
         "float16": 2,
         "float32 default": 3,
         "float32 highest": 3,
         "int8": 4,
         "float8_e4m3fn": 6,
     }
-    assert len(dense) == len(set(dense)) == 72
+    assert len(dense) == len(set(dense)) == 88
     for example in (
         shapes.Problem(1, 16384, 16384, 16384, "NN", "bfloat16", "bfloat16", "bfloat16", "default"),
         shapes.Problem(1, 16, 8192, 28672, "NN", "bfloat16", "bfloat16", "bfloat16", "default"),
@@ -48,6 +49,9 @@ def test_dense_suite_has_the_agreed_problems() -> None:
         shapes.Problem(1, 8192, 8192, 8192, "NN", "float32", "float32", "float32", "highest"),
         shapes.Problem(1, 4096, 4096, 4096, "NT", "int8", "int8", "int32", "default"),
         shapes.Problem(1, 64, 28672, 8192, "NT", "float8_e4m3fn", "float8_e4m3fn", "bfloat16", "default"),
+        shapes.Problem(
+            1, 512, 14336, 4096, "NN", "bfloat16", "bfloat16", "bfloat16", "default", bias=True, activation="gelu_tanh"
+        ),
     ):
         assert example in dense
 
@@ -127,7 +131,7 @@ def tree(tmp_path: Path) -> Path:
     target = tmp_path / "benchmarks" / "results" / "nvidia-h200.json"
     target.parent.mkdir(parents=True)
     target.write_text(results.dumps(document_of(rows)))
-    (tmp_path / "README.md").write_text(f"# Title\n\n{block('ladder')}\n\nrest\n")
+    (tmp_path / "README.md").write_text(f"# Title\n\n{block('ladder')}\n\n{block('dense')}\n\nrest\n")
     (tmp_path / "docs").mkdir()
     blocks = "\n\n".join(map(block, ("rung slow", "rung fast", "rung unmeasured", "counters")))
     (tmp_path / "docs" / "ladder.md").write_text(f"# Rungs\n\n{blocks}\n\nrest\n")
@@ -145,6 +149,7 @@ def test_render_writes_tables_and_plot_and_checks_them(tree: Path, capsys: pytes
     assert readme.startswith("# Title\n") and readme.endswith("\nrest\n") and "old" not in readme
     fast = next(line for line in readme.splitlines() if "`fast:2`" in line)
     assert fast == "| `fast:2` | bfloat16 | 200.0 | 687 | 400.00 | 50 % | 80 % |"
+    assert "| bfloat16 squares | 3 | 2.00 | 2.00 | 2.00 |" in readme
     assert "`fast:1`" not in readme and "| jnp.dot | bfloat16 | 100.0 | 1374 |" in readme
     page = (tree / "benchmarks" / "results" / "nvidia-h200.md").read_text()
     assert "| bfloat16 squares | 3 | 2.000 | n/a |" in page and "`fast:1`" in page and "1024³" in page

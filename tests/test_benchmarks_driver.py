@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 from rich.console import Console
 
 from benchmarks import bench, checks, peers, results, shapes
@@ -175,6 +176,24 @@ def test_header_fields() -> None:
     assert results._cuda("cuda 12090") == "12.9"
     header = results.current_header()
     assert sorted(header) == sorted(HEADER) and header["jax"] == jax.__version__
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "gelu_tanh", "gelu_erf"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_epilogues_are_checked_and_compared(bias: bool, activation: shapes.Activation | None) -> None:
+    """The peer is right, and neither a forgotten bias nor another activation would pass."""
+    problem = shapes.problem(40, 24, 16, "float32", precision="highest", bias=bias, activation=activation)
+    args = problem.operands(0)
+    assert len(args) == 2 + bias
+    reference = checks.Reference.of(problem, *args)
+    assert reference.error_over_bound(peers.compile_peer(problem, {})(*args)) <= 1
+    lhs, rhs, *_ = args
+    product = lax.dot_general(lhs, rhs, problem.dimension_numbers, precision="highest")
+    right = not bias and activation is None
+    assert (reference.error_over_bound(product) <= 1) == right
+    assert reference.error_over_bound(jax.nn.relu(product)) > 1
+    ours = peers.lower(problem, None).compile()(*args)
+    assert reference.error_over_bound(ours) <= 1
 
 
 def test_checks_take_random_rows_of_huge_products(monkeypatch: pytest.MonkeyPatch) -> None:
