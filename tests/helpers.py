@@ -150,10 +150,9 @@ def left_over_shapes(info: Any, dtypes: Sequence[str], precision: str) -> list[S
     for more_cols, rest in ((1, 3), (4, 0)):
         m, n = rows * tile_m * info.cluster_ctas - rest, (clusters // rows + more_cols) * tile_n - rest
         depths = range(8 * tile_k, 400 * tile_k, 4 * tile_k)
-        shapes += next(
-            ([Shape(m, n, k + 16)] for k in depths if _core.k_split(info.name, problem(m, n, k + 16, **kinds))[0]), []
-        )
-    assert shapes, f"{info.name} never splits K of the tiles that are left over"
+        split = [k + 16 for k in depths if _core.k_split(info.name, problem(m, n, k + 16, **kinds))[0]]
+        assert split, f"{info.name} never splits K of the tiles that {m} x {n} leaves over"
+        shapes.append(Shape(m, n, split[0]))
     return shapes
 
 

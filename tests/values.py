@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import ml_dtypes  # noqa: F401  (NumPy then knows bfloat16 by name)
 import numpy as np
 
+from benchmarks.checks import STEEPEST
 from tests.edge_shapes import Case
 
 DTypes: TypeAlias = tuple[str, str, str]
@@ -173,7 +174,6 @@ ACTIVATIONS: dict[str, Any] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
 }
 """In float64, by the name that the kernels know them by."""
-_STEEPEST = 1.13  # no activation's derivative is larger
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def epilogue_error_ratio(
     add = bias.astype(np.float64) if epilogue.has_bias else np.zeros(case.shape.n)
     # The bound of an empty sum is zero: one term is granted to the bias and the function.
     exact = ACTIVATIONS[epilogue.activation](alpha * exact + add)
-    magnitude = _STEEPEST * (abs(alpha) * magnitude + np.abs(add))
+    magnitude = STEEPEST * (abs(alpha) * magnitude + np.abs(add))
     return error_ratio(out, exact, magnitude, max(case.shape.k, 1), dtypes, tf32, epilogue.alpha)
 
 
