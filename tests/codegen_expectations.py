@@ -16,6 +16,7 @@ from typing import Any
 from sass import Function, Loop, count, matches
 
 from jaxgemm._native import _core
+from tests.helpers import problem
 
 WARP = 32
 VECTOR_BYTES = 16  # of the widest access to memory
@@ -386,7 +387,8 @@ def instances_of(info: Any) -> int:
     if info.family == "wgmma":  # K contiguous but for 16-bit elements; plain but for 3xTF32, in clusters, and any
         layouts = len(info.layouts) if info.cta_tile[2] == BOX else 1
         ways = 1 + (info.cluster_ctas == 1)
-        rhs_in_registers = info.tf32 and info.cta_tile[1] == 128 * (info.threads // WARPGROUP - 1)
+        # Where float32's rhs along N needs no copy in a workspace, it passes through registers: instances of its own.
+        rhs_in_registers = info.tf32 and _core.workspace_bytes(info.name, problem(*info.cta_tile, layout="NN")) == 0
         return layouts * (pairs + ops * ways) + rhs_in_registers * (1 + ways)
     return ops * len(info.layouts) * (2 if info.family in _TWO_VARIANTS else 1)
 
