@@ -61,6 +61,12 @@ struct MatrixView {
   bool operator==(const MatrixView&) const = default;
 };
 
+// The first `whole` tiles of out (where CTAs form clusters, the clusters' tiles) are computed by one CTA each, every
+// other one by `splits`, which share its K. Only kernels whose CTAs stay, those with `tma`, are given whole tiles.
+struct KSplit {
+  int64_t whole = 0, splits = 1;
+};
+
 struct Problem {
   int64_t batch = 1, M = 0, N = 0, K = 0;
   MatrixView lhs, rhs, out;  // out is never transposed and never shared between batches
@@ -70,6 +76,7 @@ struct Problem {
   bool has_alpha = false;  // a float32 number on the device: a changed scale is no other program
   bool has_bias = false;   // a float32 vector of N elements
   int sm = 0;              // compute capability of the GPU times ten, e.g. 90
+  KSplit split = {0, 0};   // asked of kernels with split_k; splits == 0: as the model says, see k_split()
 
   Layout layout() const { return static_cast<Layout>((lhs.transposed ? 2 : 0) + (rhs.transposed ? 1 : 0)); }
   bool empty() const { return batch == 0 || M == 0 || N == 0; }
@@ -146,13 +153,8 @@ const Kernel* select(const Problem& problem, std::string_view family = {});
 // The model's estimate in microseconds of an H200: what select() minimises.
 double estimated_cost(const Kernel& kernel, const Problem& problem);
 
-// The first `whole` tiles of out (where CTAs form clusters, the clusters' tiles) are computed by one CTA each, every
-// other one by `splits`, which share its K. Only kernels whose CTAs stay, those with `tma`, are given whole tiles.
-struct KSplit {
-  int64_t whole = 0, splits = 1;
-};
-
-// How the model splits K: what estimated_cost() assumes. {0, 1} for a kernel without split_k.
+// How K is split: as the problem asks, else as the model says. {0, 1} for a kernel without split_k. The model takes
+// longer than other questions: who asks more than once puts the answer into the problem.
 KSplit k_split(const KernelInfo& info, const Problem& problem);
 
 // Whether the CTAs that share a tile's K are a cluster and add up their sums among themselves, which needs no second

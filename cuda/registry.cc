@@ -114,13 +114,11 @@ std::string why_not(const Kernel& kernel, const Problem& p) {
            " has " + std::to_string(max_smem_bytes(p.sm));
   }
   const DTypes wanted = {p.lhs_dtype, p.rhs_dtype, p.out_dtype};
-  bool dtypes_ok = false;
-  std::string taken;
-  for (const DTypes& dtypes : info.dtypes) {
-    dtypes_ok = dtypes_ok || dtypes == wanted;
-    taken += (taken.empty() ? "" : ", ") + describe(dtypes);
+  if (std::ranges::find(info.dtypes, wanted) == info.dtypes.end()) {
+    std::string taken;
+    for (const DTypes& dtypes : info.dtypes) taken += (taken.empty() ? "" : ", ") + describe(dtypes);
+    return "does not multiply " + describe(wanted) + "; it takes " + taken;
   }
-  if (!dtypes_ok) return "does not multiply " + describe(wanted) + "; it takes " + taken;
   if (p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest && !info.highest) {
     return "rounds float32 operands to TF32, which precision " + std::string(name(p.precision)) + " forbids";
   }

@@ -1,5 +1,7 @@
 #include "view.h"
 
+#include <vector>
+
 namespace jaxgemm {
 namespace {
 
@@ -43,7 +45,10 @@ std::string collapse(std::span<const int64_t> sizes, std::span<const int64_t> st
 
 std::string make_view(std::span<const int64_t> sizes, const OperandDims& dims, MatrixView& view, int64_t& batch) {
   const int64_t rank = static_cast<int64_t>(sizes.size());
-  std::vector<int> ordered(sizes.size(), 0), used(sizes.size(), 0);
+  std::vector<int64_t> scratch(3 * sizes.size(), 0);  // one allocation, as every call of the handler waits for it
+  const std::span strides(scratch.data(), sizes.size());
+  const std::span ordered(strides.data() + strides.size(), strides.size());
+  const std::span used(ordered.data() + ordered.size(), ordered.size());
   for (int64_t d : dims.order) {
     if (d < 0 || d >= rank || ordered[d]++)
       return "order " + list(dims.order) + " is no permutation of " + std::to_string(rank) + " dimensions";
@@ -59,7 +64,6 @@ std::string make_view(std::span<const int64_t> sizes, const OperandDims& dims, M
   for (int64_t d = 0; d < rank; ++d) {
     if (!used[d]) return "dimension " + std::to_string(d) + " of shape " + list(sizes) + " has no role";
   }
-  std::vector<int64_t> strides(sizes.size());
   int64_t elements = 1;
   for (int64_t i = rank; i-- > 0;) {
     strides[dims.order[i]] = elements;

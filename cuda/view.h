@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "gemm.h"
 
@@ -15,7 +14,7 @@ namespace jaxgemm {
 // batch, rows and cols list the dimensions that together form that index, slowest first. A dimension that is in none
 // of the three is an error.
 struct OperandDims {
-  std::vector<int64_t> order, batch, rows, cols;
+  std::span<const int64_t> order, batch, rows, cols;
 };
 
 // Fills `view` and `batch` (the operand's own number of matrices) or returns what is wrong.

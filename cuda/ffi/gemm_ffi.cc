@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "gemm.h"
 #include "view.h"
@@ -35,10 +34,10 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-std::vector<int64_t> to_vector(ffi::Span<const int64_t> span) { return {span.begin(), span.end()}; }
+std::span<const int64_t> to_span(ffi::Span<const int64_t> span) { return {span.begin(), span.size()}; }
 
 OperandDims to_dims(const DimsAttr& attr) {
-  return {to_vector(attr.order), to_vector(attr.batch), to_vector(attr.rows), to_vector(attr.cols)};
+  return {to_span(attr.order), to_span(attr.batch), to_span(attr.rows), to_span(attr.cols)};
 }
 
 std::span<const int64_t> sizes(const ffi::AnyBuffer& buffer) {
@@ -122,6 +121,7 @@ ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets result
   if (std::string error = why_not(*call.kernel, p); !error.empty()) {
     return invalid("kernel '" + std::string(kernel_name) + "' " + error);
   }
+  p.split = k_split(call.kernel->info, p);
 
   args.lhs = lhs->untyped_data();
   args.rhs = rhs->untyped_data();

@@ -63,9 +63,15 @@ std::vector<std::string> to_list(const std::string_view (&names)[kCount]) {
   return {std::begin(names), std::end(names)};
 }
 
-Problem build_problem(const std::vector<int64_t>& lhs_sizes, const OperandDims& lhs_dims,
-                      const std::vector<int64_t>& rhs_sizes, const OperandDims& rhs_dims,
-                      const std::vector<int64_t>& out_sizes, const OperandDims& out_dims, std::string_view lhs_dtype,
+// OperandDims that own their lists.
+struct DimsLists {
+  std::vector<int64_t> order, batch, rows, cols;
+  operator OperandDims() const { return {order, batch, rows, cols}; }
+};
+
+Problem build_problem(const std::vector<int64_t>& lhs_sizes, const DimsLists& lhs_dims,
+                      const std::vector<int64_t>& rhs_sizes, const DimsLists& rhs_dims,
+                      const std::vector<int64_t>& out_sizes, const DimsLists& out_dims, std::string_view lhs_dtype,
                       std::string_view rhs_dtype, std::string_view out_dtype, std::string_view precision,
                       std::string_view activation, bool has_alpha, bool has_bias, int sm) {
   Problem p;
@@ -113,13 +119,13 @@ NB_MODULE(_core, m) {
       .def_prop_ro("max_ctas", [](const KernelInfo&) { return kMaxCtas; })
       .def("__repr__", [](const KernelInfo& i) { return "KernelInfo('" + std::string(i.full_name) + "')"; });
 
-  nb::class_<OperandDims>(m, "OperandDims", "The role of each dimension of one operand (cuda/view.h).")
+  nb::class_<DimsLists>(m, "OperandDims", "The role of each dimension of one operand (cuda/view.h).")
       .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>(),
            "order"_a, "batch"_a, "rows"_a, "cols"_a)
-      .def_ro("order", &OperandDims::order)
-      .def_ro("batch", &OperandDims::batch)
-      .def_ro("rows", &OperandDims::rows)
-      .def_ro("cols", &OperandDims::cols);
+      .def_ro("order", &DimsLists::order)
+      .def_ro("batch", &DimsLists::batch)
+      .def_ro("rows", &DimsLists::rows)
+      .def_ro("cols", &DimsLists::cols);
 
   nb::class_<Problem>(m, "Problem", "One GEMM as the kernels see it (cuda/gemm.h).")
       .def(nb::new_(&build_problem), "lhs_sizes"_a, "lhs_dims"_a, "rhs_sizes"_a, "rhs_dims"_a, "out_sizes"_a,

@@ -86,8 +86,8 @@ struct Schedule {
       for (unsigned tile = first; tile < units; tile += step) f(-1, grid.tile(tile), 0, k_tiles(shape.K));
     } else if constexpr (kWay == Way::kCluster) {
       for (unsigned i = first; i < gridDim.x; i += step) {  // once, but what is no loop is compiled worse
-        const int64_t k = by_splits.divide(i).rest * split.depth;
-        f(0, shared_tile(), static_cast<int>(k), k_tiles(shape.K - k < split.depth ? shape.K - k : split.depth));
+        const unsigned part = by_splits.divide(i).rest;
+        f(0, shared_tile(), static_cast<int>(part * split.depth), k_tiles(split.depth_of(part, shape.K)));
       }
     } else {
       const unsigned end = in_cluster ? static_cast<unsigned>(split.whole) : units;

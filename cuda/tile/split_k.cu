@@ -59,11 +59,10 @@ int groups_for(int64_t splits) {
 
 }  // namespace
 
-SplitK::SplitK(const KernelInfo& info, const Problem& p, const Tile& tile)
-    : tiles(TileGrid(tile, p.M, p.N).ctas(p.batch)), whole(k_split(info, p).whole), by_shared(tiles - whole) {
+SplitK::SplitK(const KSplit& wanted, const Problem& p, const Tile& tile)
+    : tiles(TileGrid(tile, p.M, p.N).ctas(p.batch)), whole(wanted.whole), by_shared(tiles - whole) {
   const int64_t k_tiles = (p.K + tile.k - 1) / tile.k;
-  const int64_t wanted = k_split(info, p).splits;
-  const int64_t each = k_tiles == 0 ? 1 : (k_tiles + wanted - 1) / wanted;
+  const int64_t each = k_tiles == 0 ? 1 : (k_tiles + wanted.splits - 1) / wanted.splits;
   depth = each * tile.k;
   splits = k_tiles == 0 ? 1 : (k_tiles + each - 1) / each;  // none is empty
 }

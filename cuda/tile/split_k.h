@@ -21,7 +21,7 @@ struct SplitK {
   Divisor by_shared;  // the number of a unit after the whole tiles: part, shared tile
 
   // `tile`: what one CTA computes, or, where a cluster does so together, all of its CTAs, and what K is cut into.
-  SplitK(const KernelInfo& info, const Problem& p, const Tile& tile);
+  SplitK(const KernelInfo& info, const Problem& p, const Tile& tile) : SplitK(k_split(info, p), p, tile) {}
 
   __host__ __device__ int64_t shared() const { return tiles - whole; }
   int64_t units() const { return whole + splits * shared(); }
@@ -38,9 +38,15 @@ struct SplitK {
     if (number < whole) return {number, 0, K, -1};
     const unsigned partial = number - static_cast<unsigned>(whole);
     const auto [part, tile] = by_shared.divide(partial);
-    const int64_t k = part * depth;
-    return {static_cast<unsigned>(whole) + tile, k, K - k < depth ? K - k : depth, partial};
+    return {static_cast<unsigned>(whole) + tile, part * depth, depth_of(part, K), partial};
   }
+  __device__ int64_t depth_of(unsigned part, int64_t K) const {
+    const int64_t rest = K - part * depth;
+    return rest < depth ? rest : depth;
+  }
+
+ private:
+  SplitK(const KSplit& wanted, const Problem& p, const Tile& tile);
 };
 
 // Enqueues out = epilogue(sums of the partial tiles). `recompute`: see MmaTf32x3. Returns "" or what went wrong.

@@ -248,9 +248,9 @@ _PAD_COPY = [
 ]  # fmt: skip
 
 _SPLIT_K = [
-    Mutation("mma_multistage", "K of the next split too", "K - k < depth ? K - k : depth", "K - k",
+    Mutation("mma_multistage", "K of the next split too", "rest < depth ? rest : depth", "rest",
              file="tile/split_k.h"),
-    Mutation("mma_multistage", "splits of one k-tile each", "k = part * depth;", "k = part * 64;",
+    Mutation("mma_multistage", "splits of one k-tile each", "tile, part * depth", "tile, part * 64",
              file="tile/split_k.h"),
     Mutation(
         "mma_multistage", "a split left out", "split = group; split < splits;", "split = group; split < splits - 1;",

@@ -16,8 +16,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CUDA = ROOT / "cuda"
-MODEL_SPLIT = "k_split=model_k_split"
-"""Macro for select.cc: what it says about splitting K is asked for by core/request.cc, which may be told otherwise."""
 _FAMILY = re.compile(r"(^JAXGEMM_FAMILY\(\w+,)([^)]*)\)", re.MULTILINE)
 
 
@@ -76,7 +74,7 @@ def _configured(*, sanitize: bool = False, variants: Mapping[str, Mapping[Path, 
         _run([
             _tool("cmake"), "-S", str(HERE), "-B", str(folder), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None",
             f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", f"-DEMULATOR_SANITIZE={'ON' if sanitize else 'OFF'}",
-            f"-DEMULATOR_MODEL_SPLIT={MODEL_SPLIT}", f"-DEMULATOR_CUDA_DIR={folder / 'cuda' if sanitize else CUDA}",
+            f"-DEMULATOR_CUDA_DIR={folder / 'cuda' if sanitize else CUDA}",
             f"-DEMULATOR_VARIANTS={'ON' if variants else 'OFF'}", f"-DEMULATOR_WERROR={'ON' if strict else 'OFF'}",
             *(["--fresh"] if _moved(folder) else []),
         ])  # fmt: skip

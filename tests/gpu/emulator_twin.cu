@@ -64,7 +64,6 @@ std::string run(const EmuRequest& request) {
   const jaxgemm::Kernel& kernel = emu::kernel_named(request.kernel);
   const jaxgemm::Problem problem = emu::to_problem(request);
   if (std::string error = why_not(kernel, problem); !error.empty()) return "{\"refused\": " + emu::quoted(error) + "}";
-  const emu::AskedSplit split(request);
   Buffer lhs = buffer_of(request.lhs), rhs = buffer_of(request.rhs), out = buffer_of(request.out);
   lhs.copy_in(request.lhs.data);
   rhs.copy_in(request.rhs.data);

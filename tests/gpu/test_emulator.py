@@ -13,7 +13,7 @@ import pytest
 
 from tests.edge_shapes import LAYOUTS, Case, Shape
 from tests.emulated.support import CLEAN, SEEDS
-from tests.emulator.build import MODEL_SPLIT, ROOT
+from tests.emulator.build import ROOT
 from tests.emulator.library import Emulator, KernelInfo, Schedule, emulator
 from tests.emulator.problem import Placement, Trial, exact, faults
 from tests.emulator.words import digest, probe_input, read_digests
@@ -23,7 +23,6 @@ from tests.values import integers
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("emulator")]
 
 EMULATOR = ROOT / "tests" / "emulator"
-SELECT = ROOT / "cuda" / "select.cc"
 _TIMEOUT_S = 420
 _OPTIONS = [
     "-std=c++20", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler=-fPIC,-fvisibility=hidden",
@@ -36,12 +35,8 @@ _SPECIAL_WORDS = (0, 0xFFFFFFFF, 0x80000000, 0x7F800000, 0x3F800000, 0x00000001)
 def _sources() -> Iterator[Path]:
     for folder in (ROOT / "cuda" / "kernels", ROOT / "cuda" / "tile", EMULATOR / "reference", EMULATOR / "probes"):
         yield from (path for path in folder.glob("*.cu") if not path.stem.endswith("_defects"))
-    yield from (ROOT / "cuda" / "registry.cc", SELECT, EMULATOR / "core" / "request.cc")
+    yield from (ROOT / "cuda" / "registry.cc", ROOT / "cuda" / "select.cc", EMULATOR / "core" / "request.cc")
     yield Path(__file__).with_name("emulator_twin.cu")
-
-
-def _options(source: Path) -> list[str]:
-    return [*_OPTIONS, f"-D{MODEL_SPLIT}"] if source == SELECT else _OPTIONS
 
 
 def _nvcc(*arguments: object) -> None:
@@ -61,7 +56,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     sources = list(_sources())
     objects = [folder / f"{i}.{path.stem}.o" for i, path in enumerate(sources)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda pair: _nvcc(*_options(pair[1]), "-c", "-o", *pair), zip(objects, sources, strict=True)))
+        list(pool.map(lambda pair: _nvcc(*_OPTIONS, "-c", "-o", *pair), zip(objects, sources, strict=True)))
     library = folder / "twin.so"
     _nvcc("-shared", "-cudart=static", "-o", library, *objects)
     return Emulator(library)

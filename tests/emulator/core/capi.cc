@@ -68,7 +68,6 @@ std::string run(const EmuRequest& request) {
   if (std::string error = why_not(kernel, problem); !error.empty()) {
     return "{\"refused\": " + quoted("kernel '" + std::string(kernel.info.full_name) + "' " + error) + "}";
   }
-  const emu::AskedSplit split(request);
   emu::Session session(to_schedule(request.schedule));
   const auto place = [&](const char* name, const EmuOperand& operand, bool writable) -> emu::Tensor& {
     return session.allocate(name, static_cast<size_t>(operand.bytes), writable,

@@ -115,13 +115,6 @@ std::string why_not_with(int smem_bytes, int sm) {
   return why_not(kernel, problem);
 }
 
-namespace {
-thread_local jaxgemm::KSplit asked_split = {0, 0};
-}  // namespace
-
-AskedSplit::AskedSplit(const EmuRequest& request) { asked_split = {request.whole, request.splits}; }
-AskedSplit::~AskedSplit() { asked_split = {0, 0}; }
-
 Problem to_problem(const EmuRequest& request) {
   const auto view = [](const EmuOperand& operand) {
     return jaxgemm::MatrixView{operand.rows, operand.cols, operand.ld, operand.batch_stride, operand.transposed != 0};
@@ -140,18 +133,11 @@ Problem to_problem(const EmuRequest& request) {
           .activation = by_name<jaxgemm::Activation>(request.activation, kActivationCount),
           .has_alpha = request.alpha != nullptr,
           .has_bias = request.bias != nullptr,
-          .sm = kNewest};
+          .sm = kNewest,
+          .split = {request.whole, request.splits}};
 }
 
 }  // namespace emu
-
-// select.cc is compiled with another name for what it calls k_split().
-namespace jaxgemm {
-KSplit model_k_split(const KernelInfo& info, const Problem& problem);
-KSplit k_split(const KernelInfo& info, const Problem& problem) {
-  return emu::asked_split.splits > 0 && info.split_k ? emu::asked_split : model_k_split(info, problem);
-}
-}  // namespace jaxgemm
 
 extern "C" {
 

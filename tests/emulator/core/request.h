@@ -75,13 +75,4 @@ std::string why_not_with(int smem_bytes, int sm);
 
 jaxgemm::Problem to_problem(const EmuRequest& request);
 
-// While there is one, kernels that this thread asks about split K as the request wants it.
-class AskedSplit {
- public:
-  explicit AskedSplit(const EmuRequest& request);
-  AskedSplit(const AskedSplit&) = delete;
-  AskedSplit& operator=(const AskedSplit&) = delete;
-  ~AskedSplit();
-};
-
 }  // namespace emu
