@@ -29,7 +29,7 @@ struct FixedText {
   constexpr std::string_view view() const { return {chars.data(), size}; }
 };
 
-// "family:MxNxK", after the CTA tile.
+// "family:MxNxK", after the CTA tile, and what tells apart kernels of the same one.
 template <class Config>
 inline constexpr FixedText kFullName = [] {
   constexpr Tile tile = Config::kCtaTile;
@@ -41,6 +41,7 @@ inline constexpr FixedText kFullName = [] {
   text.append(tile.n);
   text.append("x");
   text.append(tile.k);
+  if constexpr (requires { Config::kSuffix; }) text.append(Config::kSuffix);
   return text;
 }();
 
@@ -50,7 +51,8 @@ inline constexpr FixedText kFullName = [] {
 //   kCtaTile, kWarpTile         Tile
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
-// and optionally kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kClusterCtas, kTma (see KernelInfo).
+// and optionally kSuffix (of the name), kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kClusterCtas, kTma (see
+// KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {

@@ -13,12 +13,13 @@
 //     tiles each as there are for all, and split K of those that are left over only;
 //   where operands are copied into the workspace, those copies.
 // The constants were fitted on an H200: of wmma_tiled to square tiles of 32, 64 and 128 at 4096^3, which took 1523, 774
-// and 509 us; of mma_multistage and wgmma to 768 and 1000 measurements of their tiles of 16-bit elements, with K split
-// over 1 to 64 CTAs, of 62 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 2048 x 28672 x 8192, each
+// and 509 us; of mma_multistage and wgmma to 848 and 1617 measurements of their tiles of 16-bit elements, with K split
+// over 1 to 64 CTAs, of 65 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 2048 x 28672 x 8192, each
 // with cold caches, as a program finds them whose weights do not fit L2 (tests/chooser_times*.json). It meets those of
-// either family that are not much slower than the best within 7 and 10 % (root mean square). Its choices take 0.8 %
-// longer than the best on average, and at most 10 % (64 x 512^3).
+// either family that are not much slower than the best within 6 and 10 % (root mean square). Its choices take 0.6 %
+// longer than the best on average, and at most 7 % (128 x 14336 x 4096).
 #include <algorithm>
+#include <cmath>
 
 #include "gemm.h"
 
@@ -54,7 +55,8 @@ struct Rates {
   double work_us(const KernelInfo& info, int products) const {
     const Tile& tile = info.cta_tile;
     const double fmas = 0.5 * tile.m * tile.n * tile.k * static_cast<double>(size_bytes(info.dtypes[0].lhs)) * products;
-    return fmas / fmas_per_us * (1.0 + fmas_per_element * (1.0 / tile.m + 1.0 / tile.n));
+    const int rows = tile.m * info.cluster_ctas;  // that share what is loaded of rhs
+    return fmas / fmas_per_us * (1.0 + fmas_per_element * (1.0 / rows + 1.0 / tile.n));
   }
 
   // A k-tile of each of `ctas` that run side by side, with so many rows that lie in two lines.
@@ -65,13 +67,15 @@ struct Rates {
   }
 };
 constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3, 3.7e6, 0.0},
-                kPipelined = {3.87e6, 86.6, 0.125, 0.804, 1.52, 5.31e-5, 4.31e6, 2.89, 3.93e6, 3.04e-3},
-                kWarpSpecialised = {3.31e6, 3.7, 0.0856, 0.565, 0.859, 5.26e-5, 4.31e6, 4.49, 6.11e6, 2.23e-3};
+                kPipelined = {4.05e6, 83.4, 0.0850, 0.837, 1.59, 1.33e-4, 5.03e6, 4.24, 9.00e6, 2.45e-3},
+                kWarpSpecialised = {3.43e6, 6.40, 0.0699, 0.717, 0.549, 3.12e-5, 4.86e6, 6.23, 4.27e6, 1.81e-3};
 
 constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
 
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
-constexpr double kClusterSumsUs = 2.62, kClusterSumsElementUs = 2.3e-5;
+constexpr double kClusterSumsUs = 5.28, kClusterSumsElementUs = 2.94e-5;
+
+constexpr double kPairsUs = 1.18;  // of CTAs that load for each other, and so wait for each other
 
 // How many clusters of two or three CTAs run at the same time, one CTA to a multiprocessor: what
 // cudaOccupancyMaxActiveClusters says of an H200, whose clusters have to fit its GPCs.
@@ -88,8 +92,13 @@ int split_rows(const KernelInfo& info, const Problem& p) {
     const int64_t bytes = view.ld * size_bytes(dtype);
     return bytes % kLineBytes != 0 && bytes % kCopyBytes == 0 ? tile_rows : 0;
   };
-  return rows(p.lhs, p.lhs_dtype, info.cta_tile.m) + rows(p.rhs, p.rhs_dtype, info.cta_tile.n);
+  return rows(p.lhs, p.lhs_dtype, info.cta_tile.m) + rows(p.rhs, p.rhs_dtype, info.cta_tile.n / info.cluster_ctas);
 }
+
+// What two things take that go on side by side: of which one takes much longer, no more than that one, else more than
+// either. Their 4-norm: with the maximum, tiles of which all wait for DRAM would be equal, and which of them is chosen
+// a matter of rounding.
+double both_us(double a, double b) { return std::sqrt(std::sqrt(a * a * a * a + b * b * b * b)); }
 
 double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, const KSplit& split) {
   const Rates& rates = info.tma ? kWarpSpecialised : calibrated(info) ? kPipelined : kUnpipelined;
@@ -108,8 +117,9 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const double tile_elements = static_cast<double>(info.cta_tile.m) * info.cta_tile.n;
   const double all_k_tiles = waves * static_cast<double>(k_tiles) * k_tile_us(1) +
                              static_cast<double>(ceil_div(k_tiles, split.splits)) * k_tile;
-  double cost = std::max(all_k_tiles, dram) + (waves + static_cast<double>(ceil_div(share, resident))) *
-                                                  (rates.cta_us + rates.cta_element_us * tile_elements);
+  double cost = both_us(all_k_tiles, dram) + (waves + static_cast<double>(ceil_div(share, resident))) *
+                                                 (rates.cta_us + rates.cta_element_us * tile_elements);
+  if (info.cluster_ctas > 1) cost += kPairsUs;
   if (in_cluster) {
     cost += kClusterSumsUs + kClusterSumsElementUs * tile_elements;
   } else if (split.splits > 1) {
@@ -128,6 +138,7 @@ Plan plan(const KernelInfo& info, const Problem& p) {
   const int64_t tile_rows = ceil_div(p.M, info.cta_tile.m * info.cluster_ctas) * info.cluster_ctas;
   const int64_t tiles = tile_rows * ceil_div(p.N, info.cta_tile.n) * p.batch;
   const int64_t k_tiles = std::max<int64_t>(1, ceil_div(p.K, info.cta_tile.k));
+  if (info.split_k && p.split.splits > 0) return {p.split, cost_us(info, p, tiles, k_tiles, p.split)};
   Plan best = {{}, cost_us(info, p, tiles, k_tiles, {})};
   if (!info.split_k || tiles == 0) return best;
   // More CTAs would only make more partial sums: two waves are enough to leave no multiprocessor without much to do,

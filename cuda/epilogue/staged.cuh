@@ -71,10 +71,10 @@ struct StagedTile {
   }
 
   // The same of rows that are moved, for four columns that can be stored at once; then calls write(row, col, value) for
-  // the columns that are left over at the ends of the rows. `thread`: this one's number among the kThreads that call.
+  // the columns that are left over at the ends of the rows.
   template <int kThreads, class WriteQuad, class Write>
-  __device__ void for_each_moved_quad(const RowPhases& phases, WriteQuad&& write_quad, Write&& write,
-                                      int thread = static_cast<int>(threadIdx.x)) const {
+  __device__ void for_each_moved_quad(const RowPhases& phases, WriteQuad&& write_quad, Write&& write) const {
+    const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll 2
     for (int at = thread; at < kRows * kQuadsPerRow; at += kThreads) {
       const int row = at / kQuadsPerRow, quad = at % kQuadsPerRow, phase = phases.of(row);
@@ -137,12 +137,12 @@ union StagedSums {
   __device__ auto& of(int32_t) { return integers; }
 };
 
-// Writes what of a staged tile, stored with the RowPhases of its place in out, lies inside out. All of kThreads threads
-// call it, of which the executing one is number `thread`. `fix` is what becomes of sums first (recompute.cuh).
+// Writes what of a staged tile, stored with the RowPhases of its place in out, lies inside out. The CTA has
+// kThreads threads. `fix` is what becomes of sums first (recompute.cuh).
 template <int kThreads, class Accumulator, int kRows, int kCols, class Fix>
 __device__ void write_moved_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, const RowPhases& phases,
-                                 const Epilogue& epilogue, const Fix& fix, const TileCoord& tile, int64_t M, int64_t N,
-                                 int thread = static_cast<int>(threadIdx.x)) {
+                                 const Epilogue& epilogue, const Fix& fix, const TileCoord& tile, int64_t M,
+                                 int64_t N) {
   s_out.template for_each_moved_quad<kThreads>(
       phases,
       [&](int row, int col, auto quad) {
@@ -158,8 +158,7 @@ __device__ void write_moved_tile(const StagedTile<Accumulator, kRows, kCols>& s_
         Accumulator sums[4] = {sum, 0, 0, 0};
         fix(sums, tile.batch, m, n, n + 1);
         epilogue.store(tile.batch, m, n, sums[0]);
-      },
-      thread);
+      });
 }
 
 }  // namespace jaxgemm

@@ -1,11 +1,11 @@
 // The way of wgmma's accumulators out of registers, in pieces of 64 rows that each warpgroup stages in shared memory of
-// its own: swizzled, for TMA to store while the next tile is multiplied, if TMA can address out; else as float32, for
-// the threads to finish and to write.
+// its own, rounded: swizzled, for TMA to store while the next tile is multiplied, if TMA can address out; else moved to
+// where vectors of it lie in out, for each warp to store its rows.
 #pragma once
 
 #include "epilogue/epilogue.cuh"
-#include "epilogue/recompute.cuh"
 #include "epilogue/staged.cuh"
+#include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/stmatrix.cuh"
@@ -15,15 +15,22 @@
 
 namespace jaxgemm::sm90 {
 
-inline constexpr int kOutRows = ptx::kWgmmaM, kOutSlots = 2, kStagedCols = 32;
+inline constexpr int kOutRows = ptx::kWgmmaM, kOutSlots = 2;
 
 inline constexpr int kMaxTileCols = 256;
+
+// A warp's rows of a piece, each moved to the right by what it lies past a multiple of 16 bytes in out. What a warp
+// stores at once, two columns of 8 rows, lies in different banks.
+struct MovedRows {
+  static constexpr int kRows = kOutRows / (ptx::kWarpgroupThreads / 32), kStrideBytes = kRowBytes + ptx::kChunkBytes;
+  alignas(ptx::kChunkBytes) char bytes[kRows * kStrideBytes];
+};
 
 // A warpgroup's.
 struct OutStaging {
   union {
     alignas(kAtomBytes) char slots[kOutSlots][kOutRows * kRowBytes];
-    StagedSums<kOutRows, kStagedCols> sums;
+    MovedRows moved[ptx::kWarpgroupThreads / 32];
   };
   alignas(16) float bias[kMaxTileCols];
 };
@@ -102,26 +109,28 @@ class OutWriter {
     }
   }
 
-  // Finishes 64 rows of sums and writes what of them lies inside out. The code, which is long, is there once: the sums
+  // The same where TMA cannot store: rows of out begin at any element. The code, which is long, is there once: the sums
   // take turns in the registers of the first piece.
-  template <class Sum, int kRegisters>
-  __device__ void write(Sum (&sums)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
-                        int64_t N) {
-    constexpr int kFragments = kStagedCols / 8, kPieces = kRegisters / (kFragments * 4);
+  template <class Out, class Sum, int kRegisters>
+  __device__ void store_moved(Sum (&sums)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
+                              int64_t N) {
+    constexpr int kCols = kSlotCols<Out>, kPieceRegisters = kCols / 2;
+    static_assert(kRegisters % kPieceRegisters == 0);
+    const int warp = thread_ / 32;
+    char* s_rows = s_staging_.moved[warp].bytes;
+    const int64_t row = tile.row + warp * MovedRows::kRows;
+    Out* g_piece = static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + row * epilogue.ld + tile.col;
+    const int rows = static_cast<int>(M - row < MovedRows::kRows ? M - row : MovedRows::kRows);
+    int64_t cols = N - tile.col;
+    meet();  // all have read the bias, which may be staged anew after this
 #pragma unroll 1
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const TileCoord at = {tile.batch, tile.row, tile.col + piece * kStagedCols};
-      const RowPhases phases(epilogue, at);
-      Sum fragments[1][kFragments][4];
+    for (int piece = 0; piece < kRegisters / kPieceRegisters; ++piece, g_piece += kCols, cols -= kCols) {
+      __syncwarp();  // what was staged before has been read
+      stage_moved(s_rows, sums, g_piece, epilogue.ld);
 #pragma unroll
-      for (int i = 0; i < kFragments * 4; ++i) fragments[0][i / 4][i % 4] = sums[i];
-#pragma unroll
-      for (int i = kFragments * 4; i < kRegisters; ++i) sums[i - kFragments * 4] = sums[i];
-      meet();
-      auto& s_sums = s_staging_.sums.of(Sum{});
-      s_sums.template store<1, 1>(fragments, thread_ / 32 * 16, 0, phases);
-      meet();
-      write_moved_tile<ptx::kWarpgroupThreads>(s_sums, phases, epilogue, Keep(), at, M, N, thread_);
+      for (int i = kPieceRegisters; i < kRegisters; ++i) sums[i - kPieceRegisters] = sums[i];
+      __syncwarp();
+      write_moved(s_rows, g_piece, epilogue.ld, rows, static_cast<int>(cols < kCols ? cols : kCols));
     }
   }
 
@@ -213,15 +222,79 @@ class OutWriter {
     }
   }
 
+  // How many elements an address lies past a multiple of 16 bytes.
+  template <class Out>
+  __device__ static int phase(const Out* address) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(address) % ptx::kChunkBytes / sizeof(Out));
+  }
+
+  template <class Out>
+  __device__ static Out* moved_row(char* s_rows, int row) {
+    return reinterpret_cast<Out*>(s_rows + row * MovedRows::kStrideBytes);
+  }
+
+  // Columns of sums as wide as a piece, which begins at g_piece.
+  template <class Out, class Sum, int kRegisters>
+  __device__ void stage_moved(char* s_rows, const Sum (&sums)[kRegisters], const Out* g_piece, int64_t ld) const {
+    const int lane = thread_ % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = half * 8 + lane / 4;
+      Out* s_row = moved_row<Out>(s_rows, row) + phase(g_piece + row * ld) + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kSlotCols<Out> / 8; ++i) {
+        const Sum first = sums[i * 4 + half * 2], second = sums[i * 4 + half * 2 + 1];
+        if constexpr (sizeof(Out) == 2) {
+          const Pair16<Out> pair = rounded<Out>(first, second);
+          s_row[i * 8] = pair.x;
+          s_row[i * 8 + 1] = pair.y;
+        } else {
+          static_assert(std::is_same_v<Out, Sum>);
+          s_row[i * 8] = first;
+          s_row[i * 8 + 1] = second;
+        }
+      }
+    }
+  }
+
+  // So many rows and columns of a piece: eight lanes to a row, whole vectors and then what is left over at its ends.
+  template <class Out>
+  __device__ void write_moved(char* s_rows, Out* g_piece, int64_t ld, int rows, int cols) const {
+    constexpr int kLanes = kRowBytes / ptx::kChunkBytes, kElems = ptx::kChunkBytes / static_cast<int>(sizeof(Out));
+    const int lane = thread_ % 32;
+#pragma unroll
+    for (int i = 0; i < MovedRows::kRows * kLanes / 32; ++i) {
+      const int row = i * (32 / kLanes) + lane / kLanes, j = lane % kLanes, at = j * kElems;
+      if (row >= rows) continue;
+      Out* g_row = g_piece + row * ld;
+      const Out* s_row = moved_row<Out>(s_rows, row);
+      const int first = phase(g_row), end = first + cols, last = end / kElems * kElems;
+      g_row -= first;  // from here on both rows are read and written at the same index
+      if (at >= first && at + kElems <= end) {
+        *reinterpret_cast<uint4*>(g_row + at) = *reinterpret_cast<const uint4*>(s_row + at);
+      }
+      if (j >= kElems) continue;
+      if (first > 0 && j >= first && j < end) g_row[j] = s_row[j];
+      if (last >= first && last + j < end) g_row[last + j] = s_row[last + j];
+    }
+  }
+
+  template <class Out>
+  using Pair16 = std::conditional_t<std::is_same_v<Out, __half>, __half2, __nv_bfloat162>;
+
+  template <class Out>
+  __device__ static Pair16<Out> rounded(float low, float high) {
+    if constexpr (std::is_same_v<Out, __half>) {
+      return __floats2half2_rn(low, high);
+    } else {
+      return __floats2bfloat162_rn(low, high);
+    }
+  }
+
   template <class Out>
   __device__ static uint32_t packed(float low, float high) {
-    if constexpr (std::is_same_v<Out, __half>) {
-      const __half2 pair = __floats2half2_rn(low, high);
-      return *reinterpret_cast<const uint32_t*>(&pair);
-    } else {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-      return *reinterpret_cast<const uint32_t*>(&pair);
-    }
+    const Pair16<Out> pair = rounded<Out>(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
   }
 
   OutStaging& s_staging_;

@@ -72,6 +72,10 @@ struct Config64x64x64 : TileConfig<64, 64, 2, 1, false, 12, 1> {
 struct Config64x128x64 : TileConfig<64, 128, 2, 1, false, 8, 1> {
   using SharedStorage = Storage<Config64x128x64>;
 };
+struct Config64x128x64_pairs : TileConfig<64, 128, 2, 1, false, 8, 2> {  // where copying rows is what takes time
+  static constexpr std::string_view kSuffix = "_pairs";
+  using SharedStorage = Storage<Config64x128x64_pairs>;
+};
 struct Config128x128x64 : TileConfig<128, 128, 2, 2, true, 6, 1> {
   using SharedStorage = Storage<Config128x128x64>;
 };
@@ -80,6 +84,10 @@ struct Config64x256x64 : TileConfig<64, 256, 2, 1, false, 5, 1> {
 };
 struct Config128x256x64 : TileConfig<128, 256, 2, 2, false, 4, 1> {
   using SharedStorage = Storage<Config128x256x64>;
+};
+struct Config128x256x64_pairs : TileConfig<128, 256, 2, 2, false, 4, 2> {
+  static constexpr std::string_view kSuffix = "_pairs";
+  using SharedStorage = Storage<Config128x256x64_pairs>;
 };
 struct Config256x128x64 : TileConfig<256, 128, 2, 2, false, 4, 1> {
   using SharedStorage = Storage<Config256x128x64>;
@@ -131,21 +139,19 @@ __device__ void write(Sum (&sums)[kBlocks][kRegisters], sm90::OutWriter& writer,
                       bool tma_stores, const Epilogue& epilogue, const sm90::Terms<kRegisters * 2>& terms,
                       const TileCoord& tile, const Shape& shape) {
   if constexpr (kWay == Way::kAny) {
-    if (tma_stores && epilogue.bias) writer.stage(terms);
+    if (epilogue.bias) writer.stage(terms);
   }
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     const TileCoord at = {tile.batch, tile.row + block * ptx::kWgmmaM, tile.col};
-    if constexpr (kWay == Way::kAny) {
-      if (!tma_stores) {
-        writer.write(sums[block], epilogue, at, shape.M, shape.N);
-        continue;
-      }
-      writer.finish(sums[block], epilogue, terms.alpha);
-    }
+    if constexpr (kWay == Way::kAny) writer.finish(sums[block], epilogue, terms.alpha);
     const auto store = [&]<class Out>(Out) {
-      writer.template store<Out>(sums[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
-                                 static_cast<int>(at.batch));
+      if (kWay == Way::kAny && !tma_stores) {
+        writer.template store_moved<Out>(sums[block], epilogue, at, shape.M, shape.N);
+      } else {
+        writer.template store<Out>(sums[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
+                                   static_cast<int>(at.batch));
+      }
     };
     if constexpr (sizeof(typename Op::Lhs) == 2) {
       epilogue.out_dtype == DType::kF32 ? store(float{}) : store(typename Op::Lhs{});
@@ -326,6 +332,7 @@ std::string encode(Maps& maps, const void* lhs, const void* rhs, const Operands<
     if (std::string error = encode_tensor_map(maps.lhs, lhs_box); !error.empty()) return "lhs: " + error;
     if (std::string error = encode_tensor_map(maps.rhs, rhs_box); !error.empty()) return "rhs: " + error;
   }
+  if (schedule.in_cluster && schedule.split.whole == 0) return {};  // all is written by Way::kCluster, without a map
   const bool aligned = reinterpret_cast<uintptr_t>(args.out) % ptx::kChunkBytes == 0 &&
                        tma_addressable(p.out, p.out_dtype) && p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0;
   if (!aligned) return {};
@@ -401,7 +408,8 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(wgmma, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKernel<Config128x128x64>,
-               &kKernel<Config64x256x64>, &kKernel<Config128x256x64>, &kKernel<Config256x128x64>,
-               &kKernel<Config64x128x32>, &kKernel<Config128x128x32>, &kKernel<Config128x256x32>,
-               &kKernel<Config64x128x128>, &kKernel<Config128x128x128>, &kKernel<Config128x256x128>)
+JAXGEMM_FAMILY(wgmma, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKernel<Config64x128x64_pairs>,
+               &kKernel<Config128x128x64>, &kKernel<Config64x256x64>, &kKernel<Config128x256x64>,
+               &kKernel<Config128x256x64_pairs>, &kKernel<Config256x128x64>, &kKernel<Config64x128x32>,
+               &kKernel<Config128x128x32>, &kKernel<Config128x256x32>, &kKernel<Config64x128x128>,
+               &kKernel<Config128x128x128>, &kKernel<Config128x256x128>)
