@@ -89,7 +89,8 @@ def only_kernels(text: str, kept: Callable[[list[str]], list[str]]) -> str:
 
 
 def _first_of_each_length(rows: list[str]) -> list[str]:
-    return list({row.rpartition("x")[2]: row for row in reversed(rows)}.values())
+    # The last number is that of the k-tile, whatever a name has behind it.
+    return list({re.findall(r"\d+", row)[-1]: row for row in reversed(rows)}.values())
 
 
 def _sources() -> dict[Path, str]:
