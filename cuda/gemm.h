@@ -74,7 +74,7 @@ struct Problem {
   Precision precision = Precision::kDefault;
   Activation activation = Activation::kNone;
   bool has_alpha = false;  // a float32 number on the device: a changed scale is no other program
-  bool has_bias = false;   // a float32 vector of N elements
+  bool has_bias = false;   // a vector of N elements, of a dtype that takes_bias()
   int sm = 0;              // compute capability of the GPU times ten, e.g. 90
   KSplit split = {0, 0};   // asked of kernels with split_k; splits == 0: as the model says, see k_split()
 
@@ -115,11 +115,17 @@ struct GemmArgs {
   const void* lhs = nullptr;
   const void* rhs = nullptr;
   const float* alpha = nullptr;  // on the device, like bias; nullptr for 1
-  const float* bias = nullptr;
+  const void* bias = nullptr;
+  DType bias_dtype = DType::kF32;
   void* out = nullptr;
   void* workspace = nullptr;  // kWorkspaceAlignment-aligned, workspace_bytes() long, contents undefined
   void* stream = nullptr;     // cudaStream_t
 };
+
+// Whether kernels add a bias of this dtype.
+inline constexpr bool takes_bias(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
 
 inline constexpr int64_t kWorkspaceAlignment = 256;
 inline constexpr int kMaxSmemBytes = 227 * 1024;  // of one CTA, on the GPUs that have the most: max_smem_bytes()

@@ -10,6 +10,8 @@ import numpy as np
 from jaxgemm._native import _core
 
 NO_ACTIVATION = "none"
+BIAS_DTYPES = frozenset(_core.bias_dtypes())
+"""Names of the dtypes in which kernels read a bias."""
 
 # Public name -> the function that defines it. The kernels' own names are those of cuda/gemm.h; "gelu" is an alias
 # that means what jax.nn.gelu means by default.

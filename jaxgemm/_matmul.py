@@ -11,7 +11,7 @@ from jax.extend.core.primitives import convert_element_type_p
 
 from jaxgemm._choose import check_name
 from jaxgemm._dot_general import bind, dot_general
-from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
+from jaxgemm._epilogue import BIAS_DTYPES, NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
 from jaxgemm._shapes import matmul_shapes
 
 
@@ -108,7 +108,7 @@ def matmul(
     # Kernels scale a float32 accumulator and add a vector to its rows. What is not of that form is composed.
     row_bias = bias is None or (shapes.has_n and bias.shape == shapes.out_shape[-1:])
     if accumulator_dtype(out_dtype) == np.float32 and shapes.has_n and not shapes.rhs_keeps_batch and row_bias:
-        vector = None if bias is None else bias.astype(np.float32)
+        vector = bias if bias is None or str(bias.dtype) in BIAS_DTYPES else bias.astype(np.float32)
         out = gemm(alpha=alpha, bias=vector, activation=activation, preferred_element_type=out_dtype)
         return _permuted(out, shapes.permutation)
     accumulator = _permuted(gemm(preferred_element_type=accumulator_dtype(out_dtype)), shapes.permutation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import ml_dtypes  # noqa: F401  (NumPy then knows bfloat16 by name)
 import numpy as np
 
 from benchmarks.checks import STEEPEST
+from jaxgemm._epilogue import BIAS_DTYPES
 from tests.edge_shapes import Case
 
 DTypes: TypeAlias = tuple[str, str, str]
@@ -199,12 +201,16 @@ EPILOGUES = [
 
 
 def epilogue_operands(
-    rng: np.random.Generator, shape: tuple[int, int, int], dtypes: DTypes
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """lhs, rhs and bias whose product is of the size for which activations are interesting."""
-    m, n, k = shape
-    lhs = (normals(rng, (m, k), "float32") / math.sqrt(max(k, 1) / 4)).astype(np.dtype(dtypes[0]))
-    return lhs, normals(rng, (k, n), dtypes[1]), rng.standard_normal(n).astype(np.float32)
+    rng: np.random.Generator, shapes: Sequence[tuple[int, int, int]], dtypes: DTypes
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """lhs, rhs and bias whose product is of the size for which activations are interesting; all dtypes of a bias in
+    turn.
+    """
+    found = []
+    for (m, n, k), bias_dtype in zip(shapes, itertools.cycle(sorted(BIAS_DTYPES)), strict=False):
+        lhs = (normals(rng, (m, k), "float32") / math.sqrt(max(k, 1) / 4)).astype(np.dtype(dtypes[0]))
+        found.append((lhs, normals(rng, (k, n), dtypes[1]), normals(rng, (n,), bias_dtype)))
+    return found
 
 
 def epilogue_error_ratio(

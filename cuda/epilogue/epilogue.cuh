@@ -48,9 +48,9 @@ __device__ inline void round4(__nv_bfloat16* g_out, const float (&value)[4]) {
 struct Epilogue {
   void* out;           // (batch, M, N), row-major with leading dimension ld
   const float* alpha;  // one number, or nullptr
-  const float* bias;   // (N) or nullptr
+  const void* bias;    // (N) or nullptr
   int64_t ld, batch_stride;
-  DType out_dtype;
+  DType out_dtype, bias_dtype;
   Activation activation;
   unsigned first_phase;  // of out[0], see phase()
   bool quads_aligned;    // the phase of every column that is a multiple of 4 is 0
@@ -62,6 +62,7 @@ struct Epilogue {
         ld(args.problem.out.ld),
         batch_stride(args.problem.out.batch_stride),
         out_dtype(args.problem.out_dtype),
+        bias_dtype(args.bias_dtype),
         activation(args.problem.activation),
         first_phase(static_cast<unsigned>(reinterpret_cast<uintptr_t>(out) /
                                           static_cast<uintptr_t>(size_bytes(out_dtype)) % 4)),
@@ -80,9 +81,16 @@ struct Epilogue {
   // 1, which changes nothing, where there is no alpha: a branch for each case takes more registers.
   __device__ float factor() const { return alpha ? *alpha : 1.0f; }
 
+  // Of a column before N, where there is a bias.
+  __device__ float bias_of(int64_t col) const {
+    if (bias_dtype == DType::kF32) return static_cast<const float*>(bias)[col];
+    if (bias_dtype == DType::kF16) return __half2float(static_cast<const __half*>(bias)[col]);
+    return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[col]);
+  }
+
   __device__ float finish(float accumulator, int64_t col) const {
     const float scaled = factor() * accumulator;
-    return activate(activation, bias ? scaled + bias[col] : scaled);
+    return activate(activation, bias ? scaled + bias_of(col) : scaled);
   }
 
   // The same for four neighbouring columns, of which those before N exist. The code of the activations, which is long,
@@ -91,7 +99,7 @@ struct Epilogue {
     if (bias) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (col + i < N) x[i] = factor() * x[i] + bias[col + i];
+        if (col + i < N) x[i] = factor() * x[i] + bias_of(col + i);
       }
     } else if (alpha) {
 #pragma unroll

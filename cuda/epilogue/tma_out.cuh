@@ -61,7 +61,7 @@ class OutWriter {
 #pragma unroll
     for (int i = 0; i < Terms<kCols>::kEach; ++i) {
       const int at = thread_ + i * ptx::kWarpgroupThreads;
-      if (at < kCols && col + at < N) terms.bias[i] = epilogue.bias[col + at];
+      if (at < kCols && col + at < N) terms.bias[i] = epilogue.bias_of(col + at);
     }
     return terms;
   }

@@ -135,10 +135,12 @@ ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets result
   }
   if (p.has_bias) {
     const auto bias = operands.get<ffi::AnyBuffer>(without_bias);
-    if (!bias || bias->element_type() != ffi::DataType::F32 || static_cast<int64_t>(bias->element_count()) != p.N) {
-      return invalid("bias is not a float32 vector of N=" + std::to_string(p.N) + " elements");
+    const auto dtype = bias ? to_dtype(bias->element_type()) : std::nullopt;
+    if (!dtype || !takes_bias(*dtype) || static_cast<int64_t>(bias->element_count()) != p.N) {
+      return invalid("bias is not a vector of N=" + std::to_string(p.N) + " floating-point numbers of 16 or 32 bits");
     }
-    args.bias = static_cast<const float*>(bias->untyped_data());
+    args.bias = bias->untyped_data();
+    args.bias_dtype = *dtype;
   }
   if (const int64_t needed = call.kernel->workspace_bytes(p); needed > 0) {
     auto workspace = results.get<ffi::AnyBuffer>(1);

@@ -179,6 +179,16 @@ NB_MODULE(_core, m) {
       },
       "name"_a, "problem"_a, "Bytes of the uint8 workspace result that the custom call must have, alignment included.");
   m.def("dtypes", [] { return to_list(kDTypeNames); }, "NumPy names of the element types that problems may have.");
+  m.def(
+      "bias_dtypes",
+      [] {
+        std::vector<std::string> names;
+        for (size_t i = 0; i < std::size(kDTypeNames); ++i) {
+          if (takes_bias(static_cast<DType>(i))) names.emplace_back(kDTypeNames[i]);
+        }
+        return names;
+      },
+      "NumPy names of the element types that a bias may have.");
   m.def("activations", [] { return to_list(kActivationNames); }, "Names of the activations that problems may have.");
   m.def("precisions", [] { return to_list(kPrecisionNames); }, "Names of the precisions that problems may have.");
   m.def(

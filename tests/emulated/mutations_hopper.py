@@ -95,7 +95,7 @@ _OUT = [
              file=TMA_OPERAND),
     Mutation("wgmma", "the first column's bias for both", "sums[i + 1] += pair.y;", "sums[i + 1] += pair.x;",
              file=TMA_OUT),
-    Mutation("wgmma", "bias of the first tile", "epilogue.bias[col + at]", "epilogue.bias[at]", file=TMA_OUT),
+    Mutation("wgmma", "bias of the first tile", "epilogue.bias_of(col + at)", "epilogue.bias_of(at)", file=TMA_OUT),
     Mutation("wgmma", "bias read behind its end", "at < kCols && col + at < N", "at < kCols", file=TMA_OUT),
     Mutation("wgmma", "half of the bias", "Terms<kCols>::kEach; ++i", "1; ++i", 1, TMA_OUT, "64x256x64"),
     Mutation("wgmma", "bias not waited for", "bias[at] = terms.bias[i];\n    }\n    meet();",

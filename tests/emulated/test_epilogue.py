@@ -35,7 +35,8 @@ def _shapes(info: Any) -> list[tuple[int, int, int]]:
 def test_epilogue(emulated: Emulator, info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
     """All in float32, rounded once: the error is that of the scaled accumulator times the slope of the function."""
     deep = dataclasses.astuple(deep_shape(info))[:3]
-    operands = {shape: epilogue_operands(rng, shape, dtypes) for shape in [*_shapes(info), deep]}
+    shapes = [*_shapes(info), deep]
+    operands = dict(zip(shapes, epilogue_operands(rng, shapes, dtypes), strict=True))
     places = placements(info)
     variants = [(shape, epilogue) for shape in _shapes(info) for epilogue in EPILOGUES]
     variants += [(deep, Epilogue(has_bias=True)), (deep, Epilogue("silu", True, ALPHA))]

@@ -40,8 +40,8 @@ class _Request(ctypes.Structure):
         ("k", ctypes.c_int64), ("lhs", _Operand), ("rhs", _Operand), ("out", _Operand),
         ("lhs_dtype", ctypes.c_char_p), ("rhs_dtype", ctypes.c_char_p), ("out_dtype", ctypes.c_char_p),
         ("precision", ctypes.c_char_p), ("activation", ctypes.c_char_p), ("alpha", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p), ("whole", ctypes.c_int64), ("splits", ctypes.c_int64), ("schedule", _Schedule),
-        ("owners", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p), ("bias_dtype", ctypes.c_char_p), ("whole", ctypes.c_int64),
+        ("splits", ctypes.c_int64), ("schedule", _Schedule), ("owners", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -210,14 +210,14 @@ class Emulator:
           split: how many tiles of out are one CTA's each, and how many CTAs share K of every other one; by default as
             the chooser says.
         """
-        assert bias is None or bias.dtype == np.float32
+        bias_dtype = np.dtype(np.float32) if bias is None else bias.dtype
         factor = None if alpha is None else np.array([alpha], np.float32)
         owners = np.full(out.data.size, -1, np.int64)
         request = _Request(
             kernel.encode(), batch, out.rows, out.cols, lhs.cols, lhs.native(), rhs.native(), out.native(),
             *(operand.data.dtype.name.encode() for operand in (lhs, rhs, out)), precision.encode(), activation.encode(),
-            *(None if x is None else x.ctypes.data for x in (factor, bias)), *(split or (0, 0)), schedule.native(),
-            owners.ctypes.data,
+            *(None if x is None else x.ctypes.data for x in (factor, bias)), bias_dtype.name.encode(),
+            *(split or (0, 0)), schedule.native(), owners.ctypes.data,
         )  # fmt: skip
         return self._to_run(self._answer(self._library.emu_run(ctypes.byref(request))), owners)
 

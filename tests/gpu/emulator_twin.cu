@@ -67,7 +67,8 @@ std::string run(const EmuRequest& request) {
   Buffer lhs = buffer_of(request.lhs), rhs = buffer_of(request.rhs), out = buffer_of(request.out);
   lhs.copy_in(request.lhs.data);
   rhs.copy_in(request.rhs.data);
-  Buffer alpha(sizeof(float)), bias(static_cast<size_t>(problem.N) * sizeof(float));
+  const jaxgemm::DType bias_dtype = emu::bias_dtype(request);
+  Buffer alpha(sizeof(float)), bias(static_cast<size_t>(problem.N * jaxgemm::size_bytes(bias_dtype)));
   if (request.alpha) alpha.copy_in(request.alpha);
   if (request.bias) bias.copy_in(request.bias);
   const Buffer workspace(problem.empty() ? 0 : static_cast<size_t>(kernel.workspace_bytes(problem)));
@@ -75,7 +76,8 @@ std::string run(const EmuRequest& request) {
                                   .lhs = lhs.data(),
                                   .rhs = rhs.data(),
                                   .alpha = request.alpha ? reinterpret_cast<const float*>(alpha.data()) : nullptr,
-                                  .bias = request.bias ? reinterpret_cast<const float*>(bias.data()) : nullptr,
+                                  .bias = request.bias ? bias.data() : nullptr,
+                                  .bias_dtype = bias_dtype,
                                   .out = out.data(),
                                   .workspace = workspace.data()};
   const std::string error = finished(problem.empty() ? "" : kernel.launch(args));

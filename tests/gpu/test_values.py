@@ -222,7 +222,7 @@ def test_epilogue(
             for lhs, rhs, bias in operands
         ]  # fmt: skip
 
-    operands = [epilogue_operands(rng, shape, dtypes) for shape in shapes]
+    operands = epilogue_operands(rng, shapes, dtypes)
     results = jax.device_get(jax.jit(run)(operands))
     tf32, worst = rounds_operands(info, dtypes, precision), 0.0
     for shape, (*pair, bias), outs in zip(shapes, operands, results, strict=True):

@@ -79,14 +79,15 @@ std::string run(const EmuRequest& request) {
   copy_in(lhs, request.lhs.data);
   copy_in(rhs, request.rhs.data);
   jaxgemm::GemmArgs args = {.problem = problem, .lhs = lhs.data, .rhs = rhs.data, .out = out.data};
-  const auto place_floats = [&](const char* name, const float* from, int64_t count) -> const float* {
+  const auto place_vector = [&](const char* name, const void* from, int64_t bytes) -> const void* {
     if (from == nullptr) return nullptr;
-    emu::Tensor& tensor = session.allocate(name, static_cast<size_t>(count) * sizeof(float), false);
+    emu::Tensor& tensor = session.allocate(name, static_cast<size_t>(bytes), false);
     copy_in(tensor, from);
-    return reinterpret_cast<const float*>(tensor.data);
+    return tensor.data;
   };
-  args.alpha = place_floats("alpha", request.alpha, 1);
-  args.bias = place_floats("bias", request.bias, request.N);
+  args.alpha = static_cast<const float*>(place_vector("alpha", request.alpha, sizeof(float)));
+  args.bias_dtype = emu::bias_dtype(request);
+  args.bias = place_vector("bias", request.bias, request.N * jaxgemm::size_bytes(args.bias_dtype));
   const int64_t workspace_bytes = problem.empty() ? 0 : kernel.workspace_bytes(problem);
   args.workspace = session.allocate("workspace", static_cast<size_t>(workspace_bytes), true).data;
 

@@ -115,6 +115,10 @@ std::string why_not_with(int smem_bytes, int sm) {
   return why_not(kernel, problem);
 }
 
+jaxgemm::DType bias_dtype(const EmuRequest& request) {
+  return by_name<jaxgemm::DType>(request.bias_dtype, kDTypeCount);
+}
+
 Problem to_problem(const EmuRequest& request) {
   const auto view = [](const EmuOperand& operand) {
     return jaxgemm::MatrixView{operand.rows, operand.cols, operand.ld, operand.batch_stride, operand.transposed != 0};

@@ -32,7 +32,8 @@ struct EmuRequest {
   EmuOperand lhs, rhs, out;
   const char *lhs_dtype, *rhs_dtype, *out_dtype, *precision, *activation;
   const float* alpha;     // one element, or null
-  const float* bias;      // N elements, or null
+  const void* bias;       // N elements of bias_dtype, or null
+  const char* bias_dtype;
   int64_t whole, splits;  // see KSplit; splits == 0: as the model says
   EmuSchedule schedule;
   int64_t* owners;  // per element of out: CTA * threads + thread that wrote it, -1 if none; or null
@@ -74,5 +75,6 @@ const jaxgemm::probes::Probe& probe_named(const char* name);
 std::string why_not_with(int smem_bytes, int sm);
 
 jaxgemm::Problem to_problem(const EmuRequest& request);
+jaxgemm::DType bias_dtype(const EmuRequest& request);
 
 }  // namespace emu
