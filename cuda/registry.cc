@@ -80,6 +80,20 @@ std::string describe(const DTypes& dtypes) {
 
 int64_t tiles(int64_t size, int tile) { return (size + tile - 1) / tile; }
 
+// Of a split of K that the problem asks for; `all`: tiles of out, of clusters' tiles where CTAs form clusters.
+std::string why_not_split(const KernelInfo& info, const Problem& p, int64_t all) {
+  const auto [whole, splits] = p.split;
+  if (whole == 0 && (splits == 0 || splits == 1)) return {};
+  if (!info.split_k) return "does not split K";
+  if (whole != 0 && !info.tma) return "splits K of all tiles or of none, not of those after " + std::to_string(whole);
+  const int64_t k_tiles = tiles(p.K, info.cta_tile.k);
+  if (whole < 0 || whole >= all || splits < 2 || splits > k_tiles || splits > kMaxCtas / all) {
+    return "cannot split K=" + std::to_string(p.K) + " of the tiles after the first " + std::to_string(whole) + " of " +
+           std::to_string(all) + " over " + std::to_string(splits) + " CTAs";
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string describe(const Problem& p) {
@@ -140,6 +154,7 @@ std::string why_not(const Kernel& kernel, const Problem& p) {
              " is more than " + std::to_string(kMaxCtas) + " CTA tiles of " + std::to_string(info.cta_tile.m) + "x" +
              std::to_string(info.cta_tile.n);
     }
+    return why_not_split(info, p, tiles(p.M, info.cta_tile.m * info.cluster_ctas) * tiles_n * p.batch);
   }
   return {};
 }

@@ -27,6 +27,9 @@ _ALGORITHMS = {
 # Stands for a symbolic dimension when a kernel is chosen: odd, so that no alignment is taken for granted.
 _NOMINAL_SIZE = 127
 
+BY_MODEL, NO_SPLIT = (0, 0), (0, 1)
+"""How K is split (KSplit in cuda/gemm.h): as the model says, or not, each tile being one CTA's."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -56,6 +59,7 @@ class Choice:
     kernel: str | None
     reason: str
     precision: str = "default"
+    split: tuple[int, int] = NO_SPLIT
     workspace_bytes: int = 0
 
 
@@ -99,8 +103,14 @@ def _why_no_problem(request: Request) -> str:
     return ""
 
 
-def native_problem(request: Request, sm: int) -> _core.Problem:
-    """The request as kernels see it, on a GPU of compute capability ``sm`` / 10; they can be asked about it."""
+def native_problem(request: Request, sm: int, split: tuple[int, int] | None = None) -> _core.Problem:
+    """The request as kernels see it, on a GPU of compute capability ``sm`` / 10; they can be asked about it.
+
+    K is split as ``split`` says, else as the model says; not at all where its size is only known at run time, as the
+    workspace that sums need would be.
+    """
+    if split is None:
+        split = NO_SPLIT if request.symbolic else BY_MODEL
     plan = request.plan()
     precision = _kernel_precision(request.precision, request.lhs.dtype)
     assert precision is not None  # _why_no_problem was asked first
@@ -123,6 +133,7 @@ def native_problem(request: Request, sm: int) -> _core.Problem:
         has_alpha=request.has_alpha,
         has_bias=request.has_bias,
         sm=sm,
+        split=split,
     )
 
 
@@ -234,7 +245,7 @@ def choose(request: Request, kernel: str | None, sm: int) -> Choice:
     assert precision is not None
     measured = None if name == kernel else _measured(request, problem, kernel, able)
     name, reason = measured or (name, _reason(name, kernel, able))
-    return Choice(name, reason, precision, _core.workspace_bytes(name, problem))
+    return Choice(name, reason, precision, _core.k_split(name, problem), _core.workspace_bytes(name, problem))
 
 
 @dataclasses.dataclass(frozen=True)

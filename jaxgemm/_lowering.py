@@ -148,6 +148,7 @@ def _lower_for_cuda(
         precision=choice.precision,
         activation=activation,
         has_alpha=has_alpha,
+        split=np.array(choice.split, np.int64),
         lhs=plan.lhs.attribute(),
         rhs=plan.rhs.attribute(),
         out=plan.out.attribute(),

@@ -37,7 +37,8 @@ def good_call(kernel: str = "naive:32x32x1", dtype: str = "float32", workspace: 
         "results": [((4, 6), dtype)] + ([((workspace,), "uint8")] if workspace else []),
         "attributes": {
             "sm": 90, "kernel": kernel, "precision": "default", "activation": "none",
-            "has_alpha": False, "lhs": plain_dims(), "rhs": plain_dims(), "out": plain_dims(),
+            "has_alpha": False, "split": np.array([0, 1]),
+            "lhs": plain_dims(), "rhs": plain_dims(), "out": plain_dims(),
         },
     }  # fmt: skip
 
@@ -62,6 +63,15 @@ def padded_call() -> Call:
         90,
     )
     return good_call("wmma_naive:16x16x16", "bfloat16", _core.workspace_bytes("wmma_naive:16x16x16", asked))
+
+
+def split_call(whole: int, splits: int) -> Call:
+    """3 x 2 tiles of 64 x 128 and five k-tiles of 64, in operands that no kernel copies."""
+    call = good_call("wgmma:64x128x64", "bfloat16", 2**20)
+    call["operands"] = [((192, 320), "bfloat16"), ((320, 256), "bfloat16")]
+    call["results"][0] = ((192, 256), "bfloat16")
+    call["attributes"]["split"] = np.array([whole, splits])
+    return call
 
 
 def run(call: Call) -> str:
@@ -144,6 +154,24 @@ def listed() -> Iterator[tuple[str, Call]]:
     yield "transposed out", dims("out", order=[1, 0])
     yield "dtype of lhs", changed(lambda call: call["operands"].__setitem__(0, ((4, 5), "int16")))
     yield "dtype of out", changed(lambda call: call["results"].__setitem__(0, ((4, 6), "bfloat16")))
+    yield "good with K split in a cluster", split_call(0, 3)
+    yield "good with K split of the last tiles", split_call(2, 5)
+    yield "more splits than k-tiles", split_call(0, 6)
+    yield "whole tiles and no split", split_call(2, 1)
+    yield "all tiles whole", split_call(6, 2)
+    yield "negative number of whole tiles", split_call(-1, 2)
+    yield "huge number of whole tiles", split_call(2**62, 2)
+    yield "huge number of splits", split_call(0, 2**62)
+    yield (
+        "small workspace for the sums",
+        changed(lambda call: call["results"].__setitem__(1, ((2**17,), "uint8")), lambda: split_call(2, 5)),
+    )
+    yield "split that the kernel cannot", attribute(split=np.array([0, 2]))
+    yield "split left to the model", attribute(split=np.array([0, 0]))
+    yield "negative split", attribute(split=np.array([0, -1]))
+    yield "split of one number", attribute(split=np.array([1]))
+    yield "split of 32 bits", attribute(split=np.array([0, 1], np.int32))
+    yield "no split", changed(lambda call: call["attributes"].pop("split"))
     yield "no operands", changed(lambda call: call["operands"].clear())
     yield "one operand", changed(lambda call: call["operands"].pop())
     yield "four operands", changed(lambda call: call["operands"].extend([((6,), "float32")] * 2))
@@ -216,6 +244,7 @@ def corrupt(call: Call, rng: np.random.Generator) -> None:
         lambda: attributes.update(precision=str(rng.choice(["", "high", "highest"]))),
         lambda: attributes.update(activation=str(rng.choice(["", "relu", "gelu"]))),
         lambda: attributes.update(has_alpha=bool(rng.integers(2))),
+        lambda: attributes.update(split=rng.choice([-1, 0, 0, 1, 1, 2, 3, 2**62], 2)),
         lambda: attributes.pop(str(rng.choice(list(attributes))), None),
         one_group, one_group, swap_order, another_type, operand_or_result, operand_or_result,
     ]  # fmt: skip
@@ -231,7 +260,7 @@ def inside_its_buffers(call: Call) -> bool:
     asked = _core.Problem(
         sizes[0], dims[0], sizes[1], dims[1], sizes[2], dims[2], *(dtype for _, dtype in buffers),
         attributes["precision"], attributes["activation"], has_alpha, len(rest) > has_alpha,
-        attributes["sm"],
+        attributes["sm"], tuple(attributes["split"].tolist()),
     )  # fmt: skip
     if 0 in (asked.batch, asked.m, asked.n, asked.k):
         return True
@@ -252,9 +281,9 @@ def main(count: int) -> None:
     for name, call in listed():
         print(json.dumps({"name": name, "error": run(call)}), flush=True)
     rng = np.random.default_rng(0)
-    bases = [good_call(), padded_call()]
+    bases = [good_call(), padded_call(), split_call(2, 5)]
     for number in range(count):
-        call = copy.deepcopy(bases[number % 2])
+        call = copy.deepcopy(bases[number % 3])
         for _ in range(int(rng.integers(1, 4))):
             corrupt(call, rng)
         error = run(call)

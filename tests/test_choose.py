@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import jaxgemm
-from jaxgemm._choose import choose
+from jaxgemm._choose import NO_SPLIT, choose
 from jaxgemm._native import _core
 from jaxgemm._target import PORTABLE_SM
 from tests.helpers import FAMILIES, KERNEL_NAMES, cuda_text, problem, request, struct
@@ -299,6 +299,18 @@ def test_symbolic_shapes_take_no_kernel_with_a_workspace() -> None:
         with pytest.raises(ValueError, match="needs a workspace, whose size symbolic dimensions do not give"):
             choose(asked, name, 90)
     assert "wmma_naive:16x16x16" in needy
+
+
+def test_k_of_symbolic_shapes_is_not_split() -> None:
+    """How it is split depends on the sizes, and the workspace for its sums with it."""
+    (m,) = jax.export.symbolic_shape("m")
+    x, y = struct((m, 8192), jnp.bfloat16), struct((8192, 1024), jnp.bfloat16)
+    choice = choose(request(x, y), None, 90)
+    assert choice.kernel is not None
+    assert (choice.split, choice.workspace_bytes) == (NO_SPLIT, 0)
+    sized = [choose(request(struct((size, 8192), jnp.bfloat16), y), choice.kernel, 90) for size in (1, 64, 1000)]
+    assert {one.split for one in sized} != {NO_SPLIT}, "else the model would split none of them anyway"
+    assert "split = dense<[0, 1]>" in cuda_text(jaxgemm.matmul, x, y)
 
 
 def test_explain_takes_what_the_call_takes() -> None:

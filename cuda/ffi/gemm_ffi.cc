@@ -77,8 +77,9 @@ struct Call {
 // Operands: lhs, rhs, then alpha if has_alpha says so, then bias if there is one more. Results: out and, if the kernel
 // wants one, workspace.
 ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view kernel_name,
-                  std::string_view precision, std::string_view activation, bool has_alpha, const DimsAttr& lhs_dims,
-                  const DimsAttr& rhs_dims, const DimsAttr& out_dims, Call& call) {
+                  std::string_view precision, std::string_view activation, bool has_alpha,
+                  ffi::Span<const int64_t> split, const DimsAttr& lhs_dims, const DimsAttr& rhs_dims,
+                  const DimsAttr& out_dims, Call& call) {
   call.kernel = find(kernel_name);
   if (call.kernel == nullptr) {
     std::string known;
@@ -113,6 +114,9 @@ ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets result
   p.has_alpha = has_alpha;
   p.has_bias = operands.size() > without_bias;
   p.sm = sm;
+  // As it was when the workspace was made: the model is not asked again, which may be another one by now.
+  if (split.size() != 2 || split[1] < 1) return invalid("split is no number of whole tiles and of CTAs for each other");
+  p.split = {split[0], split[1]};
   if (std::string error = make_problem(sizes(*lhs), to_dims(lhs_dims), sizes(*rhs), to_dims(rhs_dims), sizes(**out),
                                        to_dims(out_dims), p);
       !error.empty()) {
@@ -121,7 +125,6 @@ ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets result
   if (std::string error = why_not(*call.kernel, p); !error.empty()) {
     return invalid("kernel '" + std::string(kernel_name) + "' " + error);
   }
-  p.split = k_split(call.kernel->info, p);
 
   args.lhs = lhs->untyped_data();
   args.rhs = rhs->untyped_data();
@@ -169,8 +172,8 @@ ffi::Error guarded(F&& body) {
 }
 
 ffi::Error gemm(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view kernel,
-                std::string_view precision, std::string_view activation, bool has_alpha, DimsAttr lhs, DimsAttr rhs,
-                DimsAttr out) {
+                std::string_view precision, std::string_view activation, bool has_alpha, ffi::Span<const int64_t> split,
+                DimsAttr lhs, DimsAttr rhs, DimsAttr out) {
   return guarded([&] {
     int device = 0, major = 0, minor = 0;
     cudaError_t status = cudaGetDevice(&device);
@@ -182,8 +185,8 @@ ffi::Error gemm(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Remaining
                                   std::string(cudaGetErrorString(status)));
     }
     Call call;
-    ffi::Error error =
-        decode(10 * major + minor, operands, results, kernel, precision, activation, has_alpha, lhs, rhs, out, call);
+    ffi::Error error = decode(10 * major + minor, operands, results, kernel, precision, activation, has_alpha, split,
+                              lhs, rhs, out, call);
     if (error.failure() || call.args.problem.empty()) return error;
     call.args.stream = stream;
     if (std::string what = call.kernel->launch(call.args); !what.empty()) {
@@ -195,12 +198,12 @@ ffi::Error gemm(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Remaining
 }
 
 ffi::Error gemm_check(int64_t sm, ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view kernel,
-                      std::string_view precision, std::string_view activation, bool has_alpha, DimsAttr lhs,
-                      DimsAttr rhs, DimsAttr out) {
+                      std::string_view precision, std::string_view activation, bool has_alpha,
+                      ffi::Span<const int64_t> split, DimsAttr lhs, DimsAttr rhs, DimsAttr out) {
   return guarded([&] {
     Call call;
-    return decode(static_cast<int>(sm), operands, results, kernel, precision, activation, has_alpha, lhs, rhs, out,
-                  call);
+    return decode(static_cast<int>(sm), operands, results, kernel, precision, activation, has_alpha, split, lhs, rhs,
+                  out, call);
   });
 }
 
@@ -213,6 +216,7 @@ XLA_FFI_DEFINE_HANDLER(kGemmHandler, gemm,
                            .Attr<std::string_view>("precision")
                            .Attr<std::string_view>("activation")
                            .Attr<bool>("has_alpha")
+                           .Attr<ffi::Span<const int64_t>>("split")
                            .Attr<DimsAttr>("lhs")
                            .Attr<DimsAttr>("rhs")
                            .Attr<DimsAttr>("out"),
@@ -227,6 +231,7 @@ XLA_FFI_DEFINE_HANDLER(kGemmCheckHandler, gemm_check,
                            .Attr<std::string_view>("precision")
                            .Attr<std::string_view>("activation")
                            .Attr<bool>("has_alpha")
+                           .Attr<ffi::Span<const int64_t>>("split")
                            .Attr<DimsAttr>("lhs")
                            .Attr<DimsAttr>("rhs")
                            .Attr<DimsAttr>("out"));

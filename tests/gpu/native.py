@@ -12,6 +12,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from jaxgemm._choose import NO_SPLIT
 from jaxgemm._native import GEMM_TARGET, _core
 from jaxgemm._plan import OperandPlan, Plan
 from jaxgemm._target import target_sm
@@ -51,13 +52,16 @@ def attributes_of(plan: Plan, kernel: str, precision: str = "default", /, **chan
     """The attributes of a custom call, some of them ``changed``."""
     attributes: dict[str, Any] = {
         "kernel": kernel, "precision": precision, "activation": "none", "has_alpha": False,
+        "split": np.array(NO_SPLIT),
         "lhs": plan.lhs.attribute(), "rhs": plan.rhs.attribute(), "out": plan.out.attribute(),
     }  # fmt: skip
     return attributes | changed
 
 
-def workspace_bytes(kernel: str, dtypes: tuple[str, str, str], precision: str, case: Case, plan: Plan) -> int:
-    """What the kernel asks for on this GPU, alignment included."""
+def split_and_workspace(
+    kernel: str, dtypes: tuple[str, str, str], precision: str, case: Case, plan: Plan
+) -> tuple[np.ndarray, int]:
+    """How the model splits K on this GPU, and the bytes that the kernel then asks for, alignment included."""
     problem = _core.Problem(
         lhs_sizes=list(case.lhs_shape), lhs_dims=plan.lhs.native(),
         rhs_sizes=list(case.rhs_shape), rhs_dims=plan.rhs.native(),
@@ -66,7 +70,7 @@ def workspace_bytes(kernel: str, dtypes: tuple[str, str, str], precision: str, c
         precision=precision, activation="none", has_alpha=False, has_bias=False,
         sm=target_sm(),
     )  # fmt: skip
-    return _core.workspace_bytes(kernel, problem)
+    return np.array(_core.k_split(kernel, problem)), _core.workspace_bytes(kernel, problem)
 
 
 def device_view(base: jax.Array, offset_bytes: int, shape: Sequence[int], dtype: Any) -> jax.Array:

@@ -13,7 +13,7 @@ import pytest
 
 import jaxgemm
 from tests.edge_shapes import BATCHES, LAYOUTS, Case, Shape, deep_shape, ragged_case
-from tests.gpu.native import attributes_of, batched_plan, device_view, raw_call, workspace_bytes
+from tests.gpu.native import attributes_of, batched_plan, device_view, raw_call, split_and_workspace
 from tests.gpu.support import (
     KERNELS,
     MODES,
@@ -44,25 +44,25 @@ def test_batches_and_workspace(
     cases = [ragged_case(info, layout, batch) for batch in BATCHES]
     cases += [Case(dataclasses.replace(deep_shape(info), batch=batch), layout) for batch in ("none", "both")]
     plans = [batched_plan(case) for case in cases]
-    needed = [
-        workspace_bytes(info.name, dtypes, precision, case, plan) for case, plan in zip(cases, plans, strict=True)
+    planned = [
+        split_and_workspace(info.name, dtypes, precision, case, plan) for case, plan in zip(cases, plans, strict=True)
     ]
     results = [
         [jax.ShapeDtypeStruct(case.out_shape, dtypes[2])]
         + ([jax.ShapeDtypeStruct((size + _REDZONE_BYTES,), np.uint8)] if size else [])
-        for case, size in zip(cases, needed, strict=True)
+        for case, (_, size) in zip(cases, planned, strict=True)
     ]
 
     def run(operands: Any, poison: Any) -> list[list[jax.Array]]:
         return [
-            raw_call(result, xs, **attributes_of(plan, info.name, precision))
-            for result, xs, plan in zip(results, operands, plans, strict=True)
+            raw_call(result, xs, **attributes_of(plan, info.name, precision, split=split))
+            for result, xs, plan, (split, _) in zip(results, operands, plans, planned, strict=True)
         ]
 
     operands = [(integers(rng, c.lhs_shape, dtypes[0]), integers(rng, c.rhs_shape, dtypes[1])) for c in cases]
     poison = jax.device_put([[nan_bytes(r.shape, r.dtype) for r in result] for result in results])
     outs = jax.device_get(jax.jit(run, donate_argnums=1, keep_unused=True)(operands, poison))
-    for case, (lhs, rhs), out, size in zip(cases, operands, outs, needed, strict=True):
+    for case, (lhs, rhs), out, (_, size) in zip(cases, operands, outs, planned, strict=True):
         assert_equal(out[0], rounded(case.product(lhs, rhs), dtypes[2]), str(case))
         assert not size or (out[1][size:] == 0xFF).all(), f"{case}: wrote past the workspace's {size} bytes"
 
