@@ -31,7 +31,8 @@ namespace jaxgemm {
   X(GeluErf, "gelu_erf")       \
   X(Silu, "silu")
 
-// kHighest forbids rounding float32 operands to a narrower type before they are multiplied.
+// kHighest forbids rounding float32 operands to a narrower type before they are multiplied, and sums of 8-bit
+// floating-point products with fewer bits than float32 has.
 #define JAXGEMM_PRECISIONS(X) \
   X(Default, "default")       \
   X(Highest, "highest")
@@ -103,7 +104,7 @@ struct KernelInfo {
   Tile cta_tile, warp_tile;
   int stages, threads, smem_bytes;
   bool tf32;            // rounds float32 operands to TF32 unless the precision is kHighest
-  bool highest;         // multiplies float32 operands at precision kHighest, too
+  bool highest;         // multiplies float32 operands, or 8-bit floating-point ones, at precision kHighest, too
   bool split_k;         // may split K over several CTAs: k_split()
   int cluster_ctas;     // CTAs that compute tiles below one another together; 1: each is by itself
   bool tma;             // takes operands at multiples of 16 bytes only, and sizes up to kMaxTmaSize
@@ -121,6 +122,8 @@ struct GemmArgs {
   void* workspace = nullptr;  // kWorkspaceAlignment-aligned, workspace_bytes() long, contents undefined
   void* stream = nullptr;     // cudaStream_t
 };
+
+inline constexpr bool is_fp8(DType dtype) { return dtype == DType::kF8E4M3FN || dtype == DType::kF8E5M2; }
 
 // Whether kernels add a bias of this dtype.
 inline constexpr bool takes_bias(DType dtype) {
@@ -155,6 +158,9 @@ std::string why_not(const Kernel& kernel, const Problem& problem);
 // The kernel that the model in select.cc expects to be the fastest, among those of `family` if one is given;
 // nullptr if none can run the problem.
 const Kernel* select(const Problem& problem, std::string_view family = {});
+
+// For how many multiprocessors the model plans.
+int64_t planned_multiprocessors(int sm);
 
 // The model's estimate in microseconds of an H200: what select() minimises.
 double estimated_cost(const Kernel& kernel, const Problem& problem);

@@ -136,6 +136,10 @@ std::string why_not(const Kernel& kernel, const Problem& p) {
   if (p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest && !info.highest) {
     return "rounds float32 operands to TF32, which precision " + std::string(name(p.precision)) + " forbids";
   }
+  if (is_fp8(p.lhs_dtype) && p.precision == Precision::kHighest && !info.highest) {
+    return "leaves sums of 8-bit floating-point products to the tensor cores, which precision " +
+           std::string(name(p.precision)) + " forbids";
+  }
   if (!info.layouts[static_cast<int>(p.layout())]) {
     return "does not take layout " + std::string(kLayoutNames[static_cast<int>(p.layout())]);
   }

@@ -26,9 +26,6 @@
 namespace jaxgemm {
 namespace {
 
-// Multiprocessors of the largest part of each architecture: A100 108, H100 and H200 SXM 132. Only ratios matter.
-int64_t multiprocessors(int sm) { return sm < 90 ? 108 : 132; }
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // CTAs that fit a multiprocessor of compute capability 9.0, and nearly so on the others, which is enough to rank
@@ -102,7 +99,7 @@ double both_us(double a, double b) { return std::sqrt(std::sqrt(a * a * a * a + 
 
 double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, const KSplit& split) {
   const Rates& rates = info.tma ? kWarpSpecialised : calibrated(info) ? kPipelined : kUnpipelined;
-  const int64_t sms = multiprocessors(p.sm), resident = resident_ctas(info, p.sm);
+  const int64_t sms = planned_multiprocessors(p.sm), resident = resident_ctas(info, p.sm);
   const int64_t whole = split.whole * info.cluster_ctas, shared = tiles - whole, ctas = shared * split.splits;
   const bool in_cluster = reduces_in_cluster(info, split);
   const int64_t share = in_cluster ? ceil_div(shared, clusters_at_once(split.splits)) : ceil_div(ctas, sms);
@@ -143,7 +140,7 @@ Plan plan(const KernelInfo& info, const Problem& p) {
   if (!info.split_k || tiles == 0) return best;
   // More CTAs would only make more partial sums: two waves are enough to leave no multiprocessor without much to do,
   // one where CTAs stay.
-  const int64_t sms = multiprocessors(p.sm), side_by_side = sms * resident_ctas(info, p.sm);
+  const int64_t sms = planned_multiprocessors(p.sm), side_by_side = sms * resident_ctas(info, p.sm);
   const int64_t most_ctas = info.tma ? side_by_side : std::max(2 * sms, side_by_side);
   const auto split = [&](int64_t whole) {
     const int64_t shared = tiles - whole * info.cluster_ctas;
@@ -160,6 +157,9 @@ Plan plan(const KernelInfo& info, const Problem& p) {
 }
 
 }  // namespace
+
+// Those of the largest part of each architecture: A100 108, H100 and H200 SXM 132. Only ratios matter.
+int64_t planned_multiprocessors(int sm) { return sm < 90 ? 108 : 132; }
 
 KSplit k_split(const KernelInfo& info, const Problem& p) { return plan(info, p).split; }
 

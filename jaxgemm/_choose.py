@@ -71,9 +71,9 @@ def kernels() -> list[_core.KernelInfo]:
       ``config``, ``min_sm`` and ``max_sm`` (compute capability times ten; ``max_sm == 0``: no upper limit), ``dtypes``
       ((lhs, rhs, out) names), ``layouts``, ``cta_tile`` and ``warp_tile`` ((m, n, k) elements), ``stages``,
       ``threads`` per CTA, ``smem_bytes`` per CTA, ``tf32`` (whether float32 operands are rounded to TF32 unless the
-      precision is HIGHEST), ``highest`` (whether float32 is taken at HIGHEST), ``tma`` (whether operands must begin at
-      multiples of 16 bytes, as XLA's do), ``cluster_ctas`` (CTAs that compute tiles below one another together),
-      ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
+      precision is HIGHEST), ``highest`` (whether float32 and 8-bit floating-point operands are taken at HIGHEST),
+      ``tma`` (whether operands must begin at multiples of 16 bytes, as XLA's do), ``cluster_ctas`` (CTAs that compute
+      tiles below one another together), ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
     """
     return _core.kernels()
 

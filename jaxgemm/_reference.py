@@ -8,8 +8,8 @@ K' adds the partial sums and the bias to K; d is the relative rounding of the op
 both |lhs| |rhs| and the exact product alpha times as large, and K' larger by its own rounding.
 
 Of 8-bit floating-point operands Hopper's tensor cores add 32 products and the sum so far with 13 bits of fraction below
-the largest of them, and truncate: 33 * 2^-13 (|lhs| |rhs|) at most for each instruction. Sums of 512 products, of 16
-instructions, are added up outside, so that E grows by 16 times that and not with K.
+the largest of them, and truncate: 33 * 2^-13 (|lhs| |rhs|) at most for each instruction. At precision HIGHEST sums of
+512 products, of 16 instructions, are added up outside, so that E grows by 16 times that and not with K.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from jaxgemm._plan import DimensionNumbers
 _EXTRA_TERMS = 16
 # Operand rounding of TF32 when float32 bits are passed as they are: 10 explicit bits of fraction, truncated.
 _TF32_ROUNDING = 2.0**-10
-# Products of 8-bit floating-point numbers that one instruction adds, instructions to a sum, and the last bit of it.
+# Products of 8-bit floating-point numbers that one instruction adds, instructions to a sum at HIGHEST, its last bit.
 _FP8_PRODUCTS, _FP8_INSTRUCTIONS, _FP8_UNIT = 32, 16, 2.0**-13
 
 
@@ -67,7 +67,8 @@ def error_over_bound(
         ``magnitude`` bounds what it makes of the error.
       k: length of the contraction.
       lhs_dtype, out_dtype: dtypes of the operands and of the result.
-      precision: "default" allows float32 operands to be rounded to TF32; "highest" does not.
+      precision: "default" allows float32 operands to be rounded to TF32, and sums of 8-bit floating-point products to
+        be the tensor cores' alone; "highest" does not.
       alpha: what the epilogue multiplied the sums by, if it did: one rounding more, and a factor of what underflows.
         ``exact`` and ``magnitude`` are those of the products with it.
 
@@ -80,7 +81,10 @@ def error_over_bound(
     t = (k + _EXTRA_TERMS + (alpha is not None)) * 2.0**-24 if k > 0 else 0.0
     truncation = 0.0
     if jnp.issubdtype(lhs_dtype, jnp.floating) and lhs_dtype.itemsize == 1:
-        truncation = min(-(-k // _FP8_PRODUCTS), _FP8_INSTRUCTIONS) * (_FP8_PRODUCTS + 1) * _FP8_UNIT
+        instructions = -(-k // _FP8_PRODUCTS)
+        if precision == "highest":
+            instructions = min(instructions, _FP8_INSTRUCTIONS)
+        truncation = instructions * (_FP8_PRODUCTS + 1) * _FP8_UNIT
     if jnp.issubdtype(out_dtype, jnp.floating):
         info = jnp.finfo(out_dtype)
         unit, largest = float(info.eps) / 2, float(info.max)

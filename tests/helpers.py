@@ -20,7 +20,7 @@ from tests.edge_shapes import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL_NAMES = [info.name for info in _core.kernels()]
-MULTIPROCESSORS = 132
+MULTIPROCESSORS = _core.planned_multiprocessors(90)
 """For which the model plans on compute capability 9.0 (cuda/select.cc)."""
 FAMILIES = list(dict.fromkeys(info.family for info in _core.kernels()))
 

@@ -28,6 +28,8 @@ def is_float(dtype: str) -> bool:
 
 def precisions(info: Any, dtypes: DTypes) -> tuple[str, ...]:
     """Where a kernel does something different: at each precision if it rounds float32 to TF32, else at one."""
+    if dtypes[0].startswith("float8"):
+        return ("highest" if info.highest else "default",)
     if dtypes[0] != "float32":
         return ("default",)
     return ("default",) * info.tf32 + ("highest",) * info.highest
@@ -41,6 +43,14 @@ def modes(info: Any) -> list[tuple[DTypes, str]]:
 def rounds_operands(info: Any, dtypes: DTypes, precision: str) -> bool:
     """Whether the kernel multiplies operands that it has rounded to TF32."""
     return info.tf32 and dtypes[0] == "float32" and precision == "default"
+
+
+def judged_at(info: Any, dtypes: DTypes, precision: str) -> str:
+    """The precision whose bound the kernel's results must meet: "default" only where it rounds operands, or leaves sums
+    of 8-bit floating-point products to the tensor cores.
+    """
+    rounds_sums = dtypes[0].startswith("float8") and not info.highest
+    return "default" if rounds_sums or rounds_operands(info, dtypes, precision) else "highest"
 
 
 _TF32_UNIT = np.uint32(1 << 13)  # of the last of TF32's ten bits of fraction, in a float32
@@ -215,7 +225,7 @@ def epilogue_operands(
 
 def epilogue_error_ratio(
     case: Case, out: np.ndarray, operands: Sequence[np.ndarray], bias: np.ndarray, epilogue: Epilogue,
-    dtypes: DTypes, tf32: bool = False,
+    dtypes: DTypes, precision: str = "highest",
 ) -> float:  # fmt: skip
     """The error of activation(alpha * (lhs @ rhs) + bias) over its bound: that of the scaled accumulator times the
     function's slope; ``bias`` counts if the epilogue has one.
@@ -226,7 +236,7 @@ def epilogue_error_ratio(
     # The bound of an empty sum is zero: one term is granted to the bias and the function.
     exact = ACTIVATIONS[epilogue.activation](alpha * exact + add)
     magnitude = STEEPEST * (abs(alpha) * magnitude + np.abs(add))
-    return error_ratio(out, exact, magnitude, max(case.shape.k, 1), dtypes, tf32, epilogue.alpha)
+    return error_ratio(out, exact, magnitude, max(case.shape.k, 1), dtypes, precision, epilogue.alpha)
 
 
 # --- judgement --------------------------------------------------------------------------------------------------------
@@ -249,14 +259,14 @@ def drift(lhs: np.ndarray, rhs: np.ndarray, out: np.ndarray) -> float:
 
 
 def product_error_ratio(
-    case: Case, out: np.ndarray, operands: Sequence[np.ndarray], dtypes: DTypes, tf32: bool = False
+    case: Case, out: np.ndarray, operands: Sequence[np.ndarray], dtypes: DTypes, precision: str = "highest"
 ) -> float:
-    """The error of lhs @ rhs over its bound; ``tf32``: of operands that the kernel rounds to TF32."""
-    return error_ratio(np.asarray(out), *_product(case, operands), case.shape.k, dtypes, tf32)
+    """The error of lhs @ rhs over its bound; ``precision``: see :func:`judged_at`."""
+    return error_ratio(np.asarray(out), *_product(case, operands), case.shape.k, dtypes, precision)
 
 
 def error_ratio(
-    out: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, k: int, dtypes: DTypes, tf32: bool = False,
+    out: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, k: int, dtypes: DTypes, precision: str = "highest",
     alpha: float | None = None,
 ) -> float:  # fmt: skip
     """``error_over_bound`` of arrays padded with zeros to few different sizes: few programs to compile."""
@@ -277,7 +287,7 @@ def error_ratio(
     assert out.shape == exact.shape
     with jax.enable_x64(True):
         arrays = [jnp.asarray(padded(x)) for x in (out, exact, magnitude)]
-    return error_over_bound(*arrays, k, dtypes[0], dtypes[2], "default" if tf32 else "highest", alpha)
+    return error_over_bound(*arrays, k, dtypes[0], dtypes[2], precision, alpha)
 
 
 def assert_equal(actual: np.ndarray, expected: np.ndarray, what: str) -> None:

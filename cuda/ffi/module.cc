@@ -180,6 +180,7 @@ NB_MODULE(_core, m) {
         return bytes == 0 ? 0 : bytes + kWorkspaceAlignment;
       },
       "name"_a, "problem"_a, "Bytes of the uint8 workspace result that the custom call must have, alignment included.");
+  m.def("planned_multiprocessors", &planned_multiprocessors, "sm"_a, "For how many multiprocessors the model plans.");
   m.def("dtypes", [] { return to_list(kDTypeNames); }, "NumPy names of the element types that problems may have.");
   m.def(
       "bias_dtypes",

@@ -107,7 +107,7 @@ struct Config64x128x128 : TileConfig<64, 128, 1, 1, false, 8, 1, true> {
 struct Config128x128x128 : TileConfig<128, 128, 1, 2, false, 6, 1, true> {
   using SharedStorage = Storage<Config128x128x128>;
 };
-struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2> {
+struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2, true> {
   using SharedStorage = Storage<Config128x256x128>;
 };
 

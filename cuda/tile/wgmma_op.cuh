@@ -37,15 +37,16 @@ struct WgmmaElement<DType::kF8E5M2> : std::type_identity<ptx::E5m2> {};
 //   kRecomputes            whether some sums are to be computed again in float32 (epilogue/recompute.cuh)
 //
 // Of 8-bit floating-point numbers tensor cores add up products with some 13 bits of fraction, and truncate: over all of
-// K the errors would add up (DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2).
-template <DType LHS, DType RHS>
+// K the errors add up (DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2), unless they are
+// added up APART.
+template <DType LHS, DType RHS, bool APART = false>
 struct WgmmaOp {
   static constexpr DType kLhsDType = LHS, kRhsDType = RHS;
   using Lhs = typename WgmmaElement<LHS>::type;
   using Rhs = typename WgmmaElement<RHS>::type;
   using Sum = ptx::WgmmaSum<Lhs>;
   static constexpr int kPlanes = 1;
-  static constexpr int kKTilesApart = ptx::kIsFp8<Lhs> ? 4 : 0;
+  static constexpr int kKTilesApart = APART ? 4 : 0;
   static constexpr bool kRecomputes = false;
   static_assert(sizeof(Lhs) == sizeof(Rhs));
 
@@ -105,10 +106,10 @@ std::string dispatch_wgmma_op(const Problem& p, F&& f) {
   try_op(std::type_identity<WgmmaOp<kF16, kF16>>());
   try_op(std::type_identity<WgmmaOp<kBF16, kBF16>>());
   try_op(std::type_identity<WgmmaOp<kS8, kS8>>());
-  try_op(std::type_identity<WgmmaOp<kF8E4M3FN, kF8E4M3FN>>());
-  try_op(std::type_identity<WgmmaOp<kF8E4M3FN, kF8E5M2>>());
-  try_op(std::type_identity<WgmmaOp<kF8E5M2, kF8E4M3FN>>());
-  try_op(std::type_identity<WgmmaOp<kF8E5M2, kF8E5M2>>());
+  try_op(std::type_identity<WgmmaOp<kF8E4M3FN, kF8E4M3FN, Config::kHighest>>());
+  try_op(std::type_identity<WgmmaOp<kF8E4M3FN, kF8E5M2, Config::kHighest>>());
+  try_op(std::type_identity<WgmmaOp<kF8E5M2, kF8E4M3FN, Config::kHighest>>());
+  try_op(std::type_identity<WgmmaOp<kF8E5M2, kF8E5M2, Config::kHighest>>());
   if constexpr (Config::kCtaTile.k * sizeof(float) == kRowBytes) {
     try_op(std::type_identity<WgmmaTf32>());
     if constexpr (Config::kHighest) try_op(std::type_identity<WgmmaTf32x3>());

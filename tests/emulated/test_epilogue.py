@@ -21,7 +21,7 @@ from tests.values import (
     Epilogue,
     epilogue_error_ratio,
     epilogue_operands,
-    rounds_operands,
+    judged_at,
 )
 
 
@@ -51,13 +51,13 @@ def test_epilogue(emulated: Emulator, info: Any, dtypes: DTypes, precision: str,
         )  # fmt: skip
 
     results = in_parallel(compute, enumerate(variants))
-    tf32 = rounds_operands(info, dtypes, precision)
+    bound = judged_at(info, dtypes, precision)
     for (shape, epilogue), result in zip(variants, results, strict=True):
         *pair, bias = operands[shape]
         what = f"{shape} {epilogue}"
         assert result.run.clean, f"{what}: {result.run}"
         assert not result.stray, what
-        ratio = epilogue_error_ratio(Case(Shape(*shape), "NN"), result.out, pair, bias, epilogue, dtypes, tf32)
+        ratio = epilogue_error_ratio(Case(Shape(*shape), "NN"), result.out, pair, bias, epilogue, dtypes, bound)
         assert ratio <= 1, f"{what}: error {ratio:.3g} times its bound"
 
 

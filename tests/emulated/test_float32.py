@@ -15,6 +15,7 @@ from tests.gpu.support import float32_highest, over_modes
 from tests.values import (
     DTypes,
     float32_extremes,
+    judged_at,
     normals,
     product_error_ratio,
     rounds_operands,
@@ -40,8 +41,8 @@ def test_products_are_within_their_bound(emulated: Emulator, info: Any, dtypes: 
         operands = trial.operands(dtypes, make)
         result = trial.run(emulated, info.name, dtypes, *operands)
         assert result.run.clean, f"{trial.command(info.name, dtypes)}\n{result.run}"
-        tf32 = rounds_operands(info, dtypes, precision)
-        return product_error_ratio(trial.case, result.out, operands, dtypes, tf32)
+        bound = judged_at(info, dtypes, precision)
+        return product_error_ratio(trial.case, result.out, operands, dtypes, bound)
 
     for (trial, make), error in zip(trials, in_parallel(ratio, trials), strict=True):
         assert error <= 1, f"{trial.case} {make.__name__}: error {error:.3g} times its bound"

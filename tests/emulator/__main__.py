@@ -22,7 +22,7 @@ from tests.emulator.conflicts import BUDGET_FILE, write_budget
 from tests.emulator.library import ENGINES, Emulator, KernelInfo, Run, Schedule, emulator
 from tests.emulator.problem import ARRAYS, Placement, Result, Trial, exact, faults
 from tests.emulator.words import WORDS_FILE, write_digests
-from tests.values import DTypes, integers, normals, product_error_ratio, rounds_operands
+from tests.values import DTypes, integers, judged_at, normals, product_error_ratio
 
 PRECISIONS = ("default", "highest")
 _MOST_FAILURES = 3
@@ -55,8 +55,8 @@ def _judge(result: Result, trial: Trial, lhs: np.ndarray, rhs: np.ndarray, dtype
         return faults(result, exact(trial.case, lhs, rhs, dtypes[2]))
     found = str(result.run) or ("the gaps between rows were written" if result.stray else "")
     if not found:
-        tf32 = rounds_operands(result.kernel, dtypes, trial.precision)
-        ratio = product_error_ratio(trial.case, result.out, (lhs, rhs), dtypes, tf32)
+        bound = judged_at(result.kernel, dtypes, trial.precision)
+        ratio = product_error_ratio(trial.case, result.out, (lhs, rhs), dtypes, bound)
         found = "" if ratio <= 1 else f"the largest error is {ratio:.3g} times its bound"
     return found
 

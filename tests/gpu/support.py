@@ -19,12 +19,12 @@ from tests.values import (
     DTypes,
     assert_equal,
     is_float,
+    judged_at,
     modes,
     nan_bytes,
     precisions,
     product_error_ratio,
     rounded,
-    rounds_operands,
 )
 
 KERNELS = jaxgemm.kernels()
@@ -97,7 +97,7 @@ class Program:
         self, info: Any, dtypes: DTypes, precision: str, cases: Sequence[Case],
         kernels: Sequence[str | None] | None = None,
     ) -> None:  # fmt: skip
-        self.cases, self.dtypes, self.tf32 = list(cases), dtypes, rounds_operands(info, dtypes, precision)
+        self.cases, self.dtypes, self.judged_at = list(cases), dtypes, judged_at(info, dtypes, precision)
         self.names = [info.name] * len(self.cases) if kernels is None else list(kernels)
 
         def run(operands: Any, poison: Any) -> list[jax.Array]:
@@ -148,7 +148,7 @@ class Program:
         """The largest error over its bound among all cases, or ``only`` these, each of which must be at most 1."""
         worst = 0.0
         for case, name, pair, out in self._judged(operands, results, only):
-            ratio = product_error_ratio(case, out, pair, self.dtypes, self.tf32)
+            ratio = product_error_ratio(case, out, pair, self.dtypes, self.judged_at)
             assert ratio <= 1, f"{name} {case}: error {ratio:.3g} times its bound"
             worst = max(worst, ratio)
         return worst

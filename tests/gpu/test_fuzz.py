@@ -10,7 +10,7 @@ import pytest
 
 from tests.edge_shapes import BATCH_SIZE, BATCHES, LAYOUTS, Case, Shape
 from tests.gpu.support import KERNELS, MODES, Program
-from tests.values import DTypes, is_float, normals, precisions, rounds_operands
+from tests.values import DTypes, is_float, judged_at, normals, precisions
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +49,7 @@ def test_random_shapes(dtype: str, precision: str, number: int) -> None:
     cases = [random_case(rng) for _ in range(SHAPES // PROGRAMS)]
     # Every third is left to the chooser.
     names = [None if rng.random() < 1 / 3 else infos[rng.integers(len(infos))].name for _ in cases]
-    assert len({rounds_operands(info, dtypes, precision) for info in infos}) == 1, "one bound for all"
+    assert len({judged_at(info, dtypes, precision) for info in infos}) == 1, "one bound for all"
     program = Program(infos[-1], dtypes, precision, cases, names)
     operands = program.draw(normals, rng)
     results = program(operands)

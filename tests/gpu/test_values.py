@@ -25,6 +25,7 @@ from tests.values import (
     float32_extremes,
     integers,
     is_float,
+    judged_at,
     plant,
     rounds_operands,
     stored,
@@ -224,11 +225,11 @@ def test_epilogue(
 
     operands = epilogue_operands(rng, shapes, dtypes)
     results = jax.device_get(jax.jit(run)(operands))
-    tf32, worst = rounds_operands(info, dtypes, precision), 0.0
+    bound, worst = judged_at(info, dtypes, precision), 0.0
     for shape, (*pair, bias), outs in zip(shapes, operands, results, strict=True):
         case = Case(Shape(*shape), "NN")
         for epilogue, out in zip(EPILOGUES, outs, strict=True):
-            ratio = epilogue_error_ratio(case, np.asarray(out), pair, bias, epilogue, dtypes, tf32)
+            ratio = epilogue_error_ratio(case, np.asarray(out), pair, bias, epilogue, dtypes, bound)
             assert ratio <= 1, f"{case} {epilogue}: error {ratio:.3g} times its bound"
             worst = max(worst, ratio)
     record_error(info.name, worst)
