@@ -54,6 +54,17 @@ def test_tf32_is_only_allowed_by_default(rng: np.random.Generator) -> None:
     assert error_over_bound(out, exact, magnitude, K, "float32", "float32", "highest") > 1
 
 
+def test_sums_of_fp8_may_lose_bits_with_each_instruction_by_default() -> None:
+    k = 4096
+    exact, magnitude = np.full((2, 3), 64.0), np.full((2, 3), 64.0)
+    for precision, instructions in (("default", k / 32), ("highest", 16)):
+        allowed = 64 * instructions * 33 * 2.0**-13
+        for factor, right in ((0.99, True), (1.01, False)):
+            out = (exact - factor * allowed).astype(np.float32)
+            judged = error_over_bound(out, exact, magnitude, k, "float8_e4m3fn", "float32", precision)
+            assert (judged <= 1) == right, (precision, factor)
+
+
 def test_overflow_is_right_only_where_the_exact_result_overflows() -> None:
     exact = jnp.array([65519.0, 65521.0, -70000.0, 1e5, jnp.inf])
     right = np.array([65504, np.inf, -np.inf, np.inf, np.inf], np.float16)

@@ -91,6 +91,21 @@ def test_facts_agree_with_why_not(name: str) -> None:
             assert sentence == ("" if is_float(out) else unfit)
 
 
+def test_what_highest_forbids() -> None:
+    for info in jaxgemm.kernels():
+        for dtypes in (dtypes for dtypes in info.dtypes if dtypes[0] in ("float32", "float8_e4m3fn", "float8_e5m2")):
+            kinds = dict(zip(("lhs_dtype", "rhs_dtype", "out_dtype"), dtypes, strict=True))
+            assert not _core.why_not(info.name, problem(8, 8, 8, precision="default", **kinds))
+            sentence = _core.why_not(info.name, problem(8, 8, 8, precision="highest", **kinds))
+            assert (not sentence) == info.highest
+            assert info.highest or "which precision highest forbids" in sentence
+    for dtype in ("float32", "float8_e4m3fn"):
+        assert {info.highest for info in jaxgemm.kernels() if any(row[0] == dtype for row in info.dtypes)} == {
+            True,
+            False,
+        }
+
+
 @pytest.mark.parametrize("name", KERNEL_NAMES)
 def test_a_gpu_has_the_shared_memory_that_a_kernel_needs(name: str) -> None:
     """Bites on kernels that need much; tests/emulated/test_shared_memory.py asks about all sizes."""
