@@ -253,6 +253,12 @@ __device__ ptx::ElementOf element_of(int i) {
   return ptx::accumulator_element(static_cast<int>(threadIdx.x) % kWarpgroup, swapped);
 }
 
+// Out of line: the activations, inlined for every element, would take the compiler minutes.
+__device__ __noinline__ float finished(Epilogue epilogue, float sum, int64_t col) { return epilogue.finish(sum, col); }
+__device__ __noinline__ void store_element(Epilogue epilogue, int64_t batch, int64_t row, int64_t col, float sum) {
+  epilogue.store(batch, row, col, sum);
+}
+
 template <class Config>
 __device__ void store_registers(const float (&d)[kRegisters], const Epilogue& epilogue, const Place& place,
                                 const Shape& shape, int first_row) {
@@ -260,7 +266,7 @@ __device__ void store_registers(const float (&d)[kRegisters], const Epilogue& ep
   for (int i = 0; i < kRegisters; ++i) {
     const auto [row, col] = element_of<Config>(i);
     const int64_t m = first_row + row, n = place.col + col;
-    if (m < shape.M && n < shape.N) epilogue.store(place.batch, m, n, d[i]);
+    if (m < shape.M && n < shape.N) store_element(epilogue, place.batch, m, n, d[i]);
   }
 }
 
@@ -292,7 +298,7 @@ __device__ void store_tma(const float (&d)[kRegisters], float* s_tile, const CUt
     for (int i = 0; i < kRegistersPerPass; ++i) {
       const auto [row, col] = element_of<Config>(i);
       const int64_t n = place.col + pass * kStagedCols + col;
-      const float value = n < shape.N ? epilogue.finish(d[pass * kRegistersPerPass + i], n) : 0.0f;
+      const float value = n < shape.N ? finished(epilogue, d[pass * kRegistersPerPass + i], n) : 0.0f;
       stage_value(s_tile, row * kStagedCols + col, epilogue.out_dtype, value);
     }
     if constexpr (!Config::has(Defect::kNoProxyFence)) ptx::fence_proxy_async();
