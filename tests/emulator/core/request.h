@@ -31,8 +31,8 @@ struct EmuRequest {
   int64_t batch, M, N, K;
   EmuOperand lhs, rhs, out;
   const char *lhs_dtype, *rhs_dtype, *out_dtype, *precision, *activation;
-  const float* alpha;     // one element, or null
-  const void* bias;       // N elements of bias_dtype, or null
+  const float* alpha;  // one element, or null
+  const void* bias;    // N elements of bias_dtype, or null
   const char* bias_dtype;
   int64_t whole, splits;  // see KSplit; splits == 0: as the model says
   EmuSchedule schedule;
