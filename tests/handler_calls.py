@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from jaxgemm._choose import NO_SPLIT
 from jaxgemm._native import GEMM_TARGET, _core
 
 CHECK_TARGET = f"{GEMM_TARGET}_check"
@@ -37,7 +38,7 @@ def good_call(kernel: str = "naive:32x32x1", dtype: str = "float32", workspace: 
         "results": [((4, 6), dtype)] + ([((workspace,), "uint8")] if workspace else []),
         "attributes": {
             "sm": 90, "kernel": kernel, "precision": "default", "activation": "none",
-            "has_alpha": False, "split": np.array([0, 1]),
+            "has_alpha": False, "split": np.array(NO_SPLIT),
             "lhs": plain_dims(), "rhs": plain_dims(), "out": plain_dims(),
         },
     }  # fmt: skip
@@ -65,9 +66,9 @@ def padded_call() -> Call:
     return good_call("wmma_naive:16x16x16", "bfloat16", _core.workspace_bytes("wmma_naive:16x16x16", asked))
 
 
-def split_call(whole: int, splits: int) -> Call:
+def split_call(whole: int, splits: int, family: str = "wgmma") -> Call:
     """3 x 2 tiles of 64 x 128 and five k-tiles of 64, in operands that no kernel copies."""
-    call = good_call("wgmma:64x128x64", "bfloat16", 2**20)
+    call = good_call(f"{family}:64x128x64", "bfloat16", 2**20)
     call["operands"] = [((192, 320), "bfloat16"), ((320, 256), "bfloat16")]
     call["results"][0] = ((192, 256), "bfloat16")
     call["attributes"]["split"] = np.array([whole, splits])
@@ -159,6 +160,7 @@ def listed() -> Iterator[tuple[str, Call]]:
     yield "more splits than k-tiles", split_call(0, 6)
     yield "whole tiles and no split", split_call(2, 1)
     yield "all tiles whole", split_call(6, 2)
+    yield "whole tiles of a kernel whose CTAs do not stay", split_call(2, 5, "mma_multistage")
     yield "negative number of whole tiles", split_call(-1, 2)
     yield "huge number of whole tiles", split_call(2**62, 2)
     yield "huge number of splits", split_call(0, 2**62)

@@ -56,6 +56,7 @@ EXPECTED = {
     "more splits than k-tiles": "cannot split K=320 of the tiles after the first 0 of 6 over 6 CTAs",
     "whole tiles and no split": "cannot split K=320 of the tiles after the first 2 of 6 over 1 CTAs",
     "all tiles whole": "cannot split K=320 of the tiles after the first 6 of 6 over 2 CTAs",
+    "whole tiles of a kernel whose CTAs do not stay": "splits K of all tiles or of none, not of those after 2",
     "negative number of whole tiles": "cannot split K=320 of the tiles after the first -1 of 6",
     "huge number of whole tiles": "of the tiles after the first 4611686018427387904 of 6",
     "huge number of splits": "of 6 over 4611686018427387904 CTAs",

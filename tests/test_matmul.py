@@ -195,6 +195,26 @@ def test_bias_and_activation_for_every_shape(lhs: Any, rhs: Any, rng: np.random.
     assert_same(jaxgemm.matmul(x, y, bias=column), plain + column)
 
 
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_derivatives_of_a_bias_have_its_dtype(dtype: str, activation: str | None, rng: np.random.Generator) -> None:
+    x, y, bias = normal(rng, (3, 8), "bfloat16"), normal(rng, (8, 5), "bfloat16"), normal(rng, (5,), dtype)
+
+    def summed(matmul: Any, bias: jax.Array) -> jax.Array:
+        return matmul(x, y, bias).sum()
+
+    def ours(x: Any, y: Any, bias: jax.Array) -> jax.Array:
+        return jaxgemm.matmul(x, y, bias=bias, activation=activation, preferred_element_type=np.float32)
+
+    def composed(x: Any, y: Any, bias: jax.Array) -> jax.Array:
+        out = jnp.matmul(x, y, preferred_element_type=np.float32) + bias.astype(np.float32)
+        return out if activation is None else jax.nn.silu(out)
+
+    gradient, expected = (jax.grad(functools.partial(summed, matmul))(bias) for matmul in (ours, composed))
+    assert gradient.dtype == bias.dtype
+    np.testing.assert_allclose(np.asarray(gradient, np.float32), np.asarray(expected, np.float32), rtol=2**-7)
+
+
 def test_empty_products_have_the_bias(rng: np.random.Generator) -> None:
     bias = integers(rng, (4,))
     out = jaxgemm.matmul(jnp.ones((3, 0)), jnp.ones((0, 4)), bias=bias, activation="relu")

@@ -148,6 +148,7 @@ def test_workspace_is_sane(name: str) -> None:
 
 def test_names_of_the_contract() -> None:
     assert _core.dtypes()[:3] == ["float32", "float16", "bfloat16"]
+    assert _core.bias_dtypes() == ["float32", "float16", "bfloat16"]
     assert _core.precisions() == ["default", "highest"]
     assert _core.activations() == ["none", "relu", "gelu_tanh", "gelu_erf", "silu"]
     for bad in ({"lhs_dtype": "float128"}, {"precision": "medium"}, {"activation": "tanh"}):

@@ -27,7 +27,9 @@ def is_float(dtype: str) -> bool:
 
 
 def precisions(info: Any, dtypes: DTypes) -> tuple[str, ...]:
-    """Where a kernel does something different: at each precision if it rounds float32 to TF32, else at one."""
+    """Where a kernel does something different: at each precision if it rounds float32 to TF32, else at one; of 8-bit
+    floating-point numbers at the one whose bound is tighter.
+    """
     if dtypes[0].startswith("float8"):
         return ("highest" if info.highest else "default",)
     if dtypes[0] != "float32":

@@ -33,8 +33,8 @@ _DRAWS = 4
 _SPECIAL_WORDS = (0, 0xFFFFFFFF, 0x80000000, 0x7F800000, 0x3F800000, 0x00000001)
 
 
-_FIRST = "naive"
-"""The family of ours that the twin has too, as the emulator's probes ask for the first of all kernels."""
+_FIRST = jaxgemm.kernels()[0].family
+"""The family of ours that the twin has too: tests/emulator/core/request.cc asks for the first of all kernels."""
 
 
 def _sources() -> Iterator[Path]:

@@ -15,6 +15,7 @@
 #include "ptx/mma.cuh"
 #include "ptx/shared_storage.cuh"
 #include "reference/sm80_defects.h"
+#include "reference/store_element.cuh"
 #include "tile/global_matrix.cuh"
 #include "tile/scheduler.cuh"
 
@@ -140,11 +141,6 @@ __device__ void multiply(float (&accumulators)[kWarpMn / kMmaM][kWarpMn / kMmaN]
       }
     }
   }
-}
-
-// Out of line: the activations, inlined for every element, would take the compiler minutes.
-__device__ __noinline__ void store_element(Epilogue epilogue, int64_t batch, int64_t row, int64_t col, float sum) {
-  epilogue.store(batch, row, col, sum);
 }
 
 // Stores the warp tile whose first element is (row, col) of out.

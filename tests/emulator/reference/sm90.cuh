@@ -22,6 +22,7 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 #include "reference/sm90_defects.h"
+#include "reference/store_element.cuh"
 #include "tile/scheduler.cuh"
 #include "tile/tensor_map.h"
 
@@ -253,11 +254,8 @@ __device__ ptx::ElementOf element_of(int i) {
   return ptx::accumulator_element(static_cast<int>(threadIdx.x) % kWarpgroup, swapped);
 }
 
-// Out of line: the activations, inlined for every element, would take the compiler minutes.
+// Out of line, as store_element() is.
 __device__ __noinline__ float finished(Epilogue epilogue, float sum, int64_t col) { return epilogue.finish(sum, col); }
-__device__ __noinline__ void store_element(Epilogue epilogue, int64_t batch, int64_t row, int64_t col, float sum) {
-  epilogue.store(batch, row, col, sum);
-}
 
 template <class Config>
 __device__ void store_registers(const float (&d)[kRegisters], const Epilogue& epilogue, const Place& place,
