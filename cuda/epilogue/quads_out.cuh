@@ -19,7 +19,7 @@ __device__ void write_quads(typename Loop::Sums& sums, const Epilogue& epilogue,
       if (inside(row, col)) *reinterpret_cast<float4*>(g_tile + row * epilogue.ld + col) = quad;
     });
   } else {
-    Loop::for_each_quad_in_turn(sums, first_col, [&](int row, int col, const float4& quad) {
+    Loop::for_each_quad_in_turn(sums, first_col, [&](int row, int col, const auto& quad) {
       if (!inside(row, col)) return;
       epilogue.store4(tile.batch, tile.row + row, tile.col + col, N, {quad.x, quad.y, quad.z, quad.w});
     });

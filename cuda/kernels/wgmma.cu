@@ -52,7 +52,9 @@ struct TileConfig {
   // Sums apart need as many registers again.
   static constexpr bool kHighest = kWarpTile.m * kWarpTile.n <= 16 * 128;
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
-  static constexpr bool kRhsInRegisters = ELEMENT_BYTES == 4 && CTA_N == CONSUMERS * sm90::kRhsCols;  // float32 along N
+  // What lies along N though wgmma wants it along K. Of bytes, large tiles read lhs too often so.
+  static constexpr bool kRhsInRegisters =
+      CTA_N == CONSUMERS * sm90::kRhsCols && (ELEMENT_BYTES == 4 || (ELEMENT_BYTES == 1 && CONSUMERS == 1));
   static constexpr int kTilesOfStep = CONSUMERS == 1 && CTA_N == 64 ? 2 : 1;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };
@@ -250,7 +252,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (shared_in_cluster(partial)) {
         all_consumers_meet();
         if constexpr (Loop::kTransposesSums) {
-          auto& s_tile = smem.sums.tile.of(float{});
+          auto& s_tile = smem.sums.tile.of(typename Op::Sum{});
           Loop::store(sums, first, s_tile.elements, s_tile.kStride);
         } else {
           smem.sums.store(sums, first);
@@ -380,8 +382,10 @@ std::string launch_for(const GemmArgs& args) {
     }
     if constexpr (!Op::kRecomputes) {
       using Loop = LoopOf<Config, Op, kLhsTransposed, kRhsTransposed>;
-      const bool stores = Loop::kTransposesSums ? epilogue.quads_aligned && p.N % 4 == 0 : maps.tma_stores;
-      if (stores && epilogue.plain() && schedule.split.splits == 1) return launch.template operator()<Way::kPlain>();
+      if constexpr (!Loop::kTransposesSums || sizeof(typename Op::Lhs) == sizeof(float)) {
+        const bool stores = Loop::kTransposesSums ? epilogue.quads_aligned && p.N % 4 == 0 : maps.tma_stores;
+        if (stores && epilogue.plain() && schedule.split.splits == 1) return launch.template operator()<Way::kPlain>();
+      }
     }
     return launch.template operator()<Way::kAny>();
   };

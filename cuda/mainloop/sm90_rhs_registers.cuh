@@ -1,12 +1,30 @@
-// The K loop of sm90_tma_wgmma.cuh for float32 whose rhs lies along N. wgmma reads elements of 32 bits from shared
-// memory only along K, but its A may come from registers, which threads can fill in any order: A is rhs, its rows
-// columns of out, B is lhs, and the sums are those of out transposed. CUTLASS does the same, see
-// "sm90_mma_tma_gmma_rs_warpspecialized".
+// The K loop of sm90_tma_wgmma.cuh for rhs that lies along N, of elements that wgmma reads from shared memory only
+// along K. But its A may come from registers, which threads can fill in any order: A is rhs, its rows columns of out, B
+// is lhs, and the sums are those of out transposed. CUTLASS does the same, see "sm90_mma_tma_gmma_rs_warpspecialized".
 #pragma once
 
 #include "mainloop/sm90_tma_wgmma.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/shuffle.cuh"
 
 namespace jaxgemm::sm90 {
+
+// Columns of out of a consumer: so many that each of its warps reads whole rows of shared memory.
+inline constexpr int kRhsBlocks = 2, kRhsCols = kRhsBlocks * ptx::kWgmmaM;
+
+// Four neighbouring columns of out, and where: its row, and the first of them.
+template <class Sum>
+struct RhsQuad {
+  int row, col;
+  typename VectorsOf<Sum>::Quad values;
+};
+
+// How A's fragments are read, by the size of an element, and which elements of out a thread's sums then are:
+//   load(fragment, s_rhs, first_col, step)   of a step of wgmma along K, for both blocks of columns
+//   kQuadRegisters, kQuads                   so many registers of each block are, together, so many quads
+//   quads(out, sums, i)                      those of the registers from i on, whose columns count from first_col
+template <class Element, int kBoxBytes>
+struct RhsFragments;
 
 // Which columns of out a lane's sums belong to: of its warp's 32, which are a row of shared memory, four neighbours,
 // quad_of(lane). A pair of them is two rows of A in one block of wgmma, the other pair in the other block: the first
@@ -19,124 +37,16 @@ __device__ inline int quad_of(int lane) {
 }
 __device__ inline bool pairs_swapped(int lane) { return lane / 8 % 2 != 0; }
 
-// Columns of out of a consumer: so many that each of its warps reads whole rows of shared memory.
-inline constexpr int kRhsBlocks = 2, kRhsCols = kRhsBlocks * ptx::kWgmmaM;
+// Elements of 32 bits: pairs of neighbours along N.
+template <int kBoxBytes>
+struct RhsFragments<float, kBoxBytes> {
+  static constexpr int kQuadRegisters = 4, kQuads = 2, kColsOfWarp = kRowBytes / sizeof(float);
 
-template <class Config, class Op>
-struct RhsInRegisters : Mainloop<Config, Op, false, false> {
-  using Base = Mainloop<Config, Op, false, false>;
-  using typename Base::Lhs, typename Base::Rhs, typename Base::StageRing, typename Base::Stage;
-  static constexpr bool kTransposesSums = true;
-  static constexpr int kReleases = kWarpgroup / 32;  // its warps read on their own
-  static constexpr int kBlocks = kRhsBlocks, kColsOfWarp = kRowBytes / sizeof(float), kCols = kRhsCols;
-  static constexpr int kSteps = kRowBytes / ptx::kWgmmaStepBytes;
-  static constexpr int kRegisters = Config::kCtaTile.m / 2;  // of a block
-  using Sums = float[kBlocks][kRegisters];
-  static_assert(Op::kPlanes == 1 && Op::kKTilesApart == 0 && !Config::kPingPong && Base::kTilesOfStep == 1);
-  static_assert(Config::kRhsInRegisters && kCols == kWarpgroup / 32 * kColsOfWarp);
-
-  // Steps whose wgmmas may be in flight when the next one's are issued, and fragments of A: theirs, and one that is
-  // read meanwhile. (With three in flight ptxas lets each wgmma wait for the one before it.)
-  static constexpr int kInFlight = 2, kFragments = 4;
-  static_assert(kFragments >= kInFlight + 2 && kSteps % kFragments == 0);
-
-  // sums = (lhs * the columns of rhs from first_col on) transposed. The wgmmas of kInFlight steps are in flight while
-  // the fragments of the next one are read.
-  template <class AllIssued>
-  __device__ static void multiply(Sums& sums, Pipeline<Config>& s_pipeline, StageRing& ring, int first_col, int k_tiles,
-                                  AllIssued&& all_issued) {
-    clear(sums);
-    uint32_t fragments[kFragments][kBlocks][4];
-    int previous = 0;  // stage
-    if (k_tiles > 0) {
-      ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
-      load(fragments[0], s_pipeline.stages[ring.stage].rhs, first_col, 0);
-    }
-#pragma unroll 1
-    for (int i = 0; i < k_tiles; ++i) {
-      const int stage = ring.stage;
-      const uint64_t lhs = Lhs::descriptor(s_pipeline.stages[stage].lhs, 0);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          ptx::wgmma<float, float, Config::kCtaTile.m, ptx::Major::kK>(sums[block], fragments[step % kFragments][block],
-                                                                       ptx::advance(lhs, step * Lhs::kStepBytes), 1);
-        }
-        ptx::wgmma_commit();
-        if (step + 1 < kSteps) {
-          load(fragments[(step + 1) % kFragments], s_pipeline.stages[stage].rhs, first_col, step + 1);
-        } else {
-          ring.advance();
-          if (i + 1 < k_tiles) {
-            ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
-            load(fragments[0], s_pipeline.stages[ring.stage].rhs, first_col, 0);
-          }
-        }
-        ptx::wgmma_wait<kInFlight>();
-        if (step == kInFlight - 1 && i > 0) release(s_pipeline, previous);
-      }
-      previous = stage;
-    }
-    all_issued();
-    ptx::wgmma_wait<0>();
-    if (k_tiles > 0) release(s_pipeline, previous);
-    ptx::pin_registers(sums);
-  }
-
-  // Calls f(row, col, quad) for all that the thread has of the CTA's tile: row of out, first of four neighbouring
-  // columns, their sums.
-  template <class F>
-  __device__ static void for_each_quad(const Sums& sums, int first_col, F&& f) {
-    const int col = first_col + first_col_of_thread();
-#pragma unroll
-    for (int i = 0; i < kRegisters; i = i % 2 == 0 ? i + 1 : i + 3) f(row_of(i), col, quad(sums, i));
-  }
-
-  // To the CTA's tile, row-major, of `stride` a multiple of four.
-  __device__ static void store(const Sums& sums, int first_col, float* tile, int stride) {
-    for_each_quad(sums, first_col, [&](int row, int col, const float4& quad) {
-      *reinterpret_cast<float4*>(tile + row * stride + col) = quad;
-    });
-  }
-
-  // As for_each_quad(), but in a loop, for long code: the sums take turns in the first registers.
-  template <class F>
-  __device__ static void for_each_quad_in_turn(Sums& sums, int first_col, F&& f) {
-    const int col = first_col + first_col_of_thread();
-#pragma unroll 1
-    for (int i = 0; i < kRegisters; i += 4) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) f(row_of(i + j), col, quad(sums, j));
-#pragma unroll
-      for (auto& block : sums) {
-#pragma unroll
-        for (int j = 4; j < kRegisters; ++j) block[j - 4] = block[j];
-      }
-    }
-  }
-
- private:
-  __device__ static int first_col_of_thread() {
-    return static_cast<int>(threadIdx.x) % kWarpgroup / 32 * kColsOfWarp +
-           quad_of(static_cast<int>(threadIdx.x) % 32) * 4;
-  }
-
-  // Of the sums i and i + 2, which belong to the two rows of A, of both blocks.
-  __device__ static int row_of(int i) { return ptx::accumulator_element(static_cast<int>(threadIdx.x) % 32, i).col; }
-  __device__ static float4 quad(const Sums& sums, int i) {
-    const bool swapped = pairs_swapped(static_cast<int>(threadIdx.x) % 32);
-    const float2 pairs[kBlocks] = {{sums[0][i], sums[0][i + 2]}, {sums[1][i], sums[1][i + 2]}};
-    const float2 low = swapped ? pairs[1] : pairs[0], high = swapped ? pairs[0] : pairs[1];
-    return {low.x, low.y, high.x, high.y};
-  }
-
-  __device__ static void load(uint32_t (&fragment)[kBlocks][4], const char* s_rhs, int first_col, int step) {
+  __device__ static void load(uint32_t (&fragment)[kRhsBlocks][4], const char* s_rhs, int first_col, int step) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
-    const char* s_box = s_rhs + (first_col / kColsOfWarp + thread / 32) * Rhs::kBoxBytes;
+    const char* s_box = s_rhs + (first_col / kColsOfWarp + thread / 32) * kBoxBytes;
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kRhsBlocks; ++block) {
       const int half = block ^ static_cast<int>(pairs_swapped(lane));
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {  // both rows of A, of one column
@@ -147,6 +57,206 @@ struct RhsInRegisters : Mainloop<Config, Op, false, false> {
         fragment[block][i + 1] = pair.y;
       }
     }
+  }
+
+  // Of the sums i and i + 2, which belong to the two rows of A, of both blocks; and of the next ones.
+  template <int kRegisters>
+  __device__ static void quads(RhsQuad<float> (&out)[kQuads], const float (&sums)[kRhsBlocks][kRegisters], int i) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    const bool swapped = pairs_swapped(lane);
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) {
+      const float2 pairs[kRhsBlocks] = {{sums[0][i + j], sums[0][i + j + 2]}, {sums[1][i + j], sums[1][i + j + 2]}};
+      const float2 low = swapped ? pairs[1] : pairs[0], high = swapped ? pairs[0] : pairs[1];
+      out[j] = {ptx::accumulator_element(lane, i + j).col,
+                thread / 32 * kColsOfWarp + quad_of(lane) * 4,
+                {low.x, low.y, high.x, high.y}};
+    }
+  }
+};
+
+// Elements of a byte, of which a register of A holds four along K: ldmatrix reads 16 columns of 8 rows, two of each to
+// a lane, transposed, and bytes of two registers make up two of A. The rows that one matrix has, of 16 along K, lie in
+// different banks: for lanes of the lower half of a group 4 c and the next, for the others 4 c + 2 and the next.
+template <class Element, int kBoxBytes>
+  requires(sizeof(Element) == 1)
+struct RhsFragments<Element, kBoxBytes> {
+  static constexpr int kQuadRegisters = 4, kQuads = kRhsBlocks, kColsOfWarp = 16, kMatrixK = 16;
+
+  __device__ static void load(uint32_t (&fragment)[kRhsBlocks][4], const char* s_rhs, int first_col, int step) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    const int matrix = lane / 8, group = lane % 8 / 2;  // of the row whose address this lane gives
+    const int k =
+        step * ptx::kWgmmaK<Element> + matrix / 2 * kMatrixK + group * 4 + (matrix % 2 == group / 2 ? 0 : 2) + lane % 2;
+    const bool second_first = lane % 4 >= 2;  // what this lane gets of the first matrix lies behind that of the second
+    const uint32_t even = second_first ? 0x2064 : 0x6420, odd = second_first ? 0x3175 : 0x7531;
+    const char* s_box = s_rhs + first_col / kRowBytes * kBoxBytes;
+#pragma unroll
+    for (int block = 0; block < kRhsBlocks; ++block) {
+      const int at = k * kRowBytes + (block * 4 + thread / 32) * kColsOfWarp;
+      uint32_t pairs[4];
+      ptx::ldmatrix<true>(pairs, s_box + ptx::swizzled(kSwizzle, static_cast<uint32_t>(at)));
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        fragment[block][i] = __byte_perm(pairs[i], pairs[i + 1], even);
+        fragment[block][i + 1] = __byte_perm(pairs[i], pairs[i + 1], odd);
+      }
+    }
+    ptx::pin_registers(fragment);  // else ptxas makes them later, and lets each wgmma wait for the one before it
+  }
+
+  // A lane has two neighbouring columns of two rows, and so has the one beside it: each takes a row of both.
+  template <class Sum, int kRegisters>
+  __device__ static void quads(RhsQuad<Sum> (&out)[kQuads], const Sum (&sums)[kRhsBlocks][kRegisters], int i) {
+    constexpr int kNeighbour = 4;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    const bool second = (lane & kNeighbour) != 0;
+#pragma unroll
+    for (int block = 0; block < kRhsBlocks; ++block) {
+      const Sum(&d)[kRegisters] = sums[block];
+      const Sum low = taken(second ? d[i] : d[i + 1], kNeighbour),
+                high = taken(second ? d[i + 2] : d[i + 3], kNeighbour);
+      out[block].row = ptx::accumulator_element(lane, i).col + (second ? 1 : 0);
+      out[block].col = (block * 4 + thread / 32) * kColsOfWarp + lane / 8 * 4;
+      if (second) {
+        out[block].values = {low, high, d[i + 1], d[i + 3]};
+      } else {
+        out[block].values = {d[i], d[i + 2], low, high};
+      }
+    }
+  }
+
+ private:
+  __device__ static float taken(float value, int mask) {
+    return __uint_as_float(ptx::shuffle_xor(__float_as_uint(value), mask));
+  }
+  __device__ static int32_t taken(int32_t value, int mask) {
+    return static_cast<int32_t>(ptx::shuffle_xor(static_cast<uint32_t>(value), mask));
+  }
+};
+
+template <class Config, class Op>
+struct RhsInRegisters : Mainloop<Config, Op, false, false> {
+  using Base = Mainloop<Config, Op, false, false>;
+  using typename Base::Lhs, typename Base::Rhs, typename Base::StageRing, typename Base::Stage;
+  using Fragments = RhsFragments<typename Op::Rhs, Rhs::kBoxBytes>;
+  static constexpr bool kTransposesSums = true;
+  static constexpr int kReleases = kWarpgroup / 32;  // its warps read on their own
+  static constexpr int kBlocks = kRhsBlocks;
+  static constexpr int kSteps = kRowBytes / ptx::kWgmmaStepBytes;
+  static constexpr int kRegisters = Config::kCtaTile.m / 2;  // of a block
+  using Sum = typename Op::Sum;
+  using Sums = Sum[kBlocks][kRegisters];
+  using Quad = typename VectorsOf<Sum>::Quad;
+  static_assert(Op::kPlanes == 1 && !Config::kPingPong && Base::kTilesOfStep == 1 && Config::kRhsInRegisters);
+
+  // Steps whose wgmmas may be in flight when the next one's are issued, and fragments of A: theirs, and one that is
+  // read meanwhile. (With three in flight ptxas lets each wgmma wait for the one before it.)
+  static constexpr int kInFlight = 2, kFragments = 4;
+  static_assert(kFragments >= kInFlight + 2 && kSteps % kFragments == 0);
+
+  // sums = (lhs * the columns of rhs from first_col on) transposed.
+  template <class AllIssued>
+  __device__ static void multiply(Sums& sums, Pipeline<Config>& s_pipeline, StageRing& ring, int first_col, int k_tiles,
+                                  AllIssued&& all_issued) {
+    clear(sums);
+    if constexpr (Op::kKTilesApart == 0) {
+      walk(sums, s_pipeline, ring, first_col, k_tiles);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < k_tiles; i += Op::kKTilesApart) {
+        Sums new_sums;
+        clear(new_sums);
+        walk(new_sums, s_pipeline, ring, first_col, min(Op::kKTilesApart, k_tiles - i));
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+          for (int r = 0; r < kRegisters; ++r) sums[block][r] += new_sums[block][r];
+        }
+      }
+    }
+    all_issued();
+  }
+
+  // Calls f(row, col, quad) for all that the thread has of the CTA's tile: row of out, first of four neighbouring
+  // columns, their sums.
+  template <class F>
+  __device__ static void for_each_quad(const Sums& sums, int first_col, F&& f) {
+#pragma unroll
+    for (int i = 0; i < kRegisters; i += Fragments::kQuadRegisters) quads_of(sums, first_col, i, i, f);
+  }
+
+  // To the CTA's tile, row-major, of `stride` a multiple of four.
+  __device__ static void store(const Sums& sums, int first_col, Sum* tile, int stride) {
+    for_each_quad(sums, first_col, [&](int row, int col, const Quad& quad) {
+      *reinterpret_cast<Quad*>(tile + row * stride + col) = quad;
+    });
+  }
+
+  // As for_each_quad(), but in a loop, for long code: the sums take turns in the first registers.
+  template <class F>
+  __device__ static void for_each_quad_in_turn(Sums& sums, int first_col, F&& f) {
+#pragma unroll 1
+    for (int i = 0; i < kRegisters; i += Fragments::kQuadRegisters) {
+      quads_of(sums, first_col, 0, i, f);
+#pragma unroll
+      for (auto& block : sums) {
+#pragma unroll
+        for (int j = Fragments::kQuadRegisters; j < kRegisters; ++j) block[j - Fragments::kQuadRegisters] = block[j];
+      }
+    }
+  }
+
+ private:
+  // Of the registers from `held` on, whose sums are those from i on.
+  template <class F>
+  __device__ static void quads_of(const Sums& sums, int first_col, int held, int i, F&& f) {
+    RhsQuad<Sum> quads[Fragments::kQuads];
+    Fragments::quads(quads, sums, held);
+    const int further = ptx::accumulator_element(0, i).col - ptx::accumulator_element(0, held).col;
+#pragma unroll
+    for (const RhsQuad<Sum>& quad : quads) f(quad.row + further, first_col + quad.col, quad.values);
+  }
+
+  // Adds the products of the next k-tiles. The wgmmas of kInFlight steps are in flight while the fragments of the next
+  // one are read.
+  __device__ static void walk(Sums& sums, Pipeline<Config>& s_pipeline, StageRing& ring, int first_col, int k_tiles) {
+    uint32_t fragments[kFragments][kBlocks][4];
+    int previous = 0;  // stage
+    if (k_tiles > 0) {
+      ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
+      Fragments::load(fragments[0], s_pipeline.stages[ring.stage].rhs, first_col, 0);
+    }
+#pragma unroll 1
+    for (int i = 0; i < k_tiles; ++i) {
+      const int stage = ring.stage;
+      const uint64_t lhs = Lhs::descriptor(s_pipeline.stages[stage].lhs, 0);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          ptx::wgmma<typename Op::Rhs, typename Op::Lhs, Config::kCtaTile.m, ptx::Major::kK>(
+              sums[block], fragments[step % kFragments][block], ptx::advance(lhs, step * Lhs::kStepBytes), 1);
+        }
+        ptx::wgmma_commit();
+        if (step + 1 < kSteps) {
+          Fragments::load(fragments[(step + 1) % kFragments], s_pipeline.stages[stage].rhs, first_col, step + 1);
+        } else {
+          ring.advance();
+          if (i + 1 < k_tiles) {
+            ptx::mbarrier_wait(s_pipeline.full[ring.stage], ring.parity);
+            Fragments::load(fragments[0], s_pipeline.stages[ring.stage].rhs, first_col, 0);
+          }
+        }
+        ptx::wgmma_wait<kInFlight>();
+        if (step == kInFlight - 1 && i > 0) release(s_pipeline, previous);
+      }
+      previous = stage;
+    }
+    ptx::wgmma_wait<0>();
+    if (k_tiles > 0) release(s_pipeline, previous);
+    ptx::pin_registers(sums);
   }
 
   // The executing warp has read the stage.
