@@ -52,9 +52,10 @@ struct TileConfig {
   // Sums apart need as many registers again.
   static constexpr bool kHighest = kWarpTile.m * kWarpTile.n <= 16 * 128;
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
-  // What lies along N though wgmma wants it along K. Of bytes, large tiles read lhs too often so.
+  // Where it lies along N, though wgmma wants it along K: so many columns to a consumer that all of a row in shared
+  // memory is read by the same warps.
   static constexpr bool kRhsInRegisters =
-      CTA_N == CONSUMERS * sm90::kRhsCols && (ELEMENT_BYTES == 4 || (ELEMENT_BYTES == 1 && CONSUMERS == 1));
+      (ELEMENT_BYTES == 4 && CTA_N == CONSUMERS * 128) || (ELEMENT_BYTES == 1 && CTA_N == sm90::kRowBytes);
   static constexpr int kTilesOfStep = CONSUMERS == 1 && CTA_N == 64 ? 2 : 1;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };
@@ -108,6 +109,9 @@ struct Config64x128x128 : TileConfig<64, 128, 1, 1, false, 8, 1, true> {
 };
 struct Config128x128x128 : TileConfig<128, 128, 1, 2, false, 6, 1, true> {
   using SharedStorage = Storage<Config128x128x128>;
+};
+struct Config256x128x128 : TileConfig<256, 128, 1, 2, false, 4, 1, true> {
+  using SharedStorage = Storage<Config256x128x128>;
 };
 struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2, true> {
   using SharedStorage = Storage<Config128x256x128>;
@@ -416,4 +420,4 @@ JAXGEMM_FAMILY(wgmma, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKer
                &kKernel<Config128x128x64>, &kKernel<Config64x256x64>, &kKernel<Config128x256x64>,
                &kKernel<Config128x256x64_pairs>, &kKernel<Config256x128x64>, &kKernel<Config64x128x32>,
                &kKernel<Config128x128x32>, &kKernel<Config128x256x32>, &kKernel<Config64x128x128>,
-               &kKernel<Config128x128x128>, &kKernel<Config128x256x128>)
+               &kKernel<Config128x128x128>, &kKernel<Config256x128x128>, &kKernel<Config128x256x128>)

@@ -9,9 +9,6 @@
 
 namespace jaxgemm::sm90 {
 
-// Columns of out of a consumer: so many that each of its warps reads whole rows of shared memory.
-inline constexpr int kRhsBlocks = 2, kRhsCols = kRhsBlocks * ptx::kWgmmaM;
-
 // Four neighbouring columns of out, and where: its row, and the first of them.
 template <class Sum>
 struct RhsQuad {
@@ -20,9 +17,9 @@ struct RhsQuad {
 };
 
 // How A's fragments are read, by the size of an element, and which elements of out a thread's sums then are:
-//   load(fragment, s_rhs, first_col, step)   of a step of wgmma along K, for both blocks of columns
-//   kQuadRegisters, kQuads                   so many registers of each block are, together, so many quads
-//   quads(out, sums, i)                      those of the registers from i on, whose columns count from first_col
+//   load(fragment, s_rhs, first_col, step)   of a step of wgmma along K, for all blocks of 64 columns
+//   quads(out, sums, i)                      of the kQuadRegisters registers of each block from i on; as many as there
+//                                            are blocks, whose columns count from first_col
 template <class Element, int kBoxBytes>
 struct RhsFragments;
 
@@ -40,13 +37,14 @@ __device__ inline bool pairs_swapped(int lane) { return lane / 8 % 2 != 0; }
 // Elements of 32 bits: pairs of neighbours along N.
 template <int kBoxBytes>
 struct RhsFragments<float, kBoxBytes> {
-  static constexpr int kQuadRegisters = 4, kQuads = 2, kColsOfWarp = kRowBytes / sizeof(float);
+  static constexpr int kQuadRegisters = 4, kColsOfWarp = kRowBytes / sizeof(float);
+  static constexpr int kBlocks = 2;  // so that a warp reads whole rows of shared memory
 
-  __device__ static void load(uint32_t (&fragment)[kRhsBlocks][4], const char* s_rhs, int first_col, int step) {
+  __device__ static void load(uint32_t (&fragment)[kBlocks][4], const char* s_rhs, int first_col, int step) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const char* s_box = s_rhs + (first_col / kColsOfWarp + thread / 32) * kBoxBytes;
 #pragma unroll
-    for (int block = 0; block < kRhsBlocks; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
       const int half = block ^ static_cast<int>(pairs_swapped(lane));
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {  // both rows of A, of one column
@@ -61,12 +59,12 @@ struct RhsFragments<float, kBoxBytes> {
 
   // Of the sums i and i + 2, which belong to the two rows of A, of both blocks; and of the next ones.
   template <int kRegisters>
-  __device__ static void quads(RhsQuad<float> (&out)[kQuads], const float (&sums)[kRhsBlocks][kRegisters], int i) {
+  __device__ static void quads(RhsQuad<float> (&out)[kBlocks], const float (&sums)[kBlocks][kRegisters], int i) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const bool swapped = pairs_swapped(lane);
 #pragma unroll
-    for (int j = 0; j < kQuads; ++j) {
-      const float2 pairs[kRhsBlocks] = {{sums[0][i + j], sums[0][i + j + 2]}, {sums[1][i + j], sums[1][i + j + 2]}};
+    for (int j = 0; j < kBlocks; ++j) {
+      const float2 pairs[kBlocks] = {{sums[0][i + j], sums[0][i + j + 2]}, {sums[1][i + j], sums[1][i + j + 2]}};
       const float2 low = swapped ? pairs[1] : pairs[0], high = swapped ? pairs[0] : pairs[1];
       out[j] = {ptx::accumulator_element(lane, i + j).col,
                 thread / 32 * kColsOfWarp + quad_of(lane) * 4,
@@ -81,9 +79,10 @@ struct RhsFragments<float, kBoxBytes> {
 template <class Element, int kBoxBytes>
   requires(sizeof(Element) == 1)
 struct RhsFragments<Element, kBoxBytes> {
-  static constexpr int kQuadRegisters = 4, kQuads = kRhsBlocks, kColsOfWarp = 16, kMatrixK = 16;
+  static constexpr int kQuadRegisters = 4, kColsOfWarp = 16, kMatrixK = 16;
 
-  __device__ static void load(uint32_t (&fragment)[kRhsBlocks][4], const char* s_rhs, int first_col, int step) {
+  template <int kBlocks>
+  __device__ static void load(uint32_t (&fragment)[kBlocks][4], const char* s_rhs, int first_col, int step) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int matrix = lane / 8, group = lane % 8 / 2;  // of the row whose address this lane gives
     const int k =
@@ -92,8 +91,8 @@ struct RhsFragments<Element, kBoxBytes> {
     const uint32_t even = second_first ? 0x2064 : 0x6420, odd = second_first ? 0x3175 : 0x7531;
     const char* s_box = s_rhs + first_col / kRowBytes * kBoxBytes;
 #pragma unroll
-    for (int block = 0; block < kRhsBlocks; ++block) {
-      const int at = k * kRowBytes + (block * 4 + thread / 32) * kColsOfWarp;
+    for (int block = 0; block < kBlocks; ++block) {
+      const int at = k * kRowBytes + first_col % kRowBytes + (block * 4 + thread / 32) * kColsOfWarp;
       uint32_t pairs[4];
       ptx::ldmatrix<true>(pairs, s_box + ptx::swizzled(kSwizzle, static_cast<uint32_t>(at)));
 #pragma unroll
@@ -106,13 +105,13 @@ struct RhsFragments<Element, kBoxBytes> {
   }
 
   // A lane has two neighbouring columns of two rows, and so has the one beside it: each takes a row of both.
-  template <class Sum, int kRegisters>
-  __device__ static void quads(RhsQuad<Sum> (&out)[kQuads], const Sum (&sums)[kRhsBlocks][kRegisters], int i) {
+  template <class Sum, int kBlocks, int kRegisters>
+  __device__ static void quads(RhsQuad<Sum> (&out)[kBlocks], const Sum (&sums)[kBlocks][kRegisters], int i) {
     constexpr int kNeighbour = 4;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const bool second = (lane & kNeighbour) != 0;
 #pragma unroll
-    for (int block = 0; block < kRhsBlocks; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
       const Sum(&d)[kRegisters] = sums[block];
       const Sum low = taken(second ? d[i] : d[i + 1], kNeighbour),
                 high = taken(second ? d[i + 2] : d[i + 3], kNeighbour);
@@ -142,7 +141,7 @@ struct RhsInRegisters : Mainloop<Config, Op, false, false> {
   using Fragments = RhsFragments<typename Op::Rhs, Rhs::kBoxBytes>;
   static constexpr bool kTransposesSums = true;
   static constexpr int kReleases = kWarpgroup / 32;  // its warps read on their own
-  static constexpr int kBlocks = kRhsBlocks;
+  static constexpr int kBlocks = Config::kCtaTile.n / Config::kConsumers / ptx::kWgmmaM;
   static constexpr int kSteps = kRowBytes / ptx::kWgmmaStepBytes;
   static constexpr int kRegisters = Config::kCtaTile.m / 2;  // of a block
   using Sum = typename Op::Sum;
@@ -211,7 +210,7 @@ struct RhsInRegisters : Mainloop<Config, Op, false, false> {
   // Of the registers from `held` on, whose sums are those from i on.
   template <class F>
   __device__ static void quads_of(const Sums& sums, int first_col, int held, int i, F&& f) {
-    RhsQuad<Sum> quads[Fragments::kQuads];
+    RhsQuad<Sum> quads[kBlocks];
     Fragments::quads(quads, sums, held);
     const int further = ptx::accumulator_element(0, i).col - ptx::accumulator_element(0, held).col;
 #pragma unroll
