@@ -166,7 +166,8 @@ struct RhsInRegisters : Mainloop<Config, Op, false, false> {
       for (int i = 0; i < k_tiles; i += Op::kKTilesApart) {
         Sums new_sums;
         clear(new_sums);
-        walk(new_sums, s_pipeline, ring, first_col, min(Op::kKTilesApart, k_tiles - i));
+        const int rest = k_tiles - i;
+        walk(new_sums, s_pipeline, ring, first_col, rest < Op::kKTilesApart ? rest : Op::kKTilesApart);
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
