@@ -31,8 +31,9 @@ namespace jaxgemm {
   X(GeluErf, "gelu_erf")       \
   X(Silu, "silu")
 
-// kHighest forbids rounding float32 operands to a narrower type before they are multiplied, and sums of 8-bit
-// floating-point products with fewer bits than float32 has.
+// kHighest forbids rounding float32 operands to a narrower type before they are multiplied. Sums of 8-bit
+// floating-point products may then stay in the tensor cores, which have fewer bits for them than float32 has, for some
+// k-tiles only.
 #define JAXGEMM_PRECISIONS(X) \
   X(Default, "default")       \
   X(Highest, "highest")

@@ -137,7 +137,7 @@ std::string why_not(const Kernel& kernel, const Problem& p) {
     return "rounds float32 operands to TF32, which precision " + std::string(name(p.precision)) + " forbids";
   }
   if (is_fp8(p.lhs_dtype) && p.precision == Precision::kHighest && !info.highest) {
-    return "leaves sums of 8-bit floating-point products to the tensor cores, which precision " +
+    return "leaves all of a sum of 8-bit floating-point products to the tensor cores, which precision " +
            std::string(name(p.precision)) + " forbids";
   }
   if (!info.layouts[static_cast<int>(p.layout())]) {

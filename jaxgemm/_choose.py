@@ -103,14 +103,12 @@ def _why_no_problem(request: Request) -> str:
     return ""
 
 
-def native_problem(request: Request, sm: int, split: tuple[int, int] | None = None) -> _core.Problem:
+def native_problem(request: Request, sm: int) -> _core.Problem:
     """The request as kernels see it, on a GPU of compute capability ``sm`` / 10; they can be asked about it.
 
-    K is split as ``split`` says, else as the model says; not at all where its size is only known at run time, as the
-    workspace that sums need would be.
+    K is split as the model says; not at all where sizes are only known at run time, as that of the workspace that
+    sums need would be.
     """
-    if split is None:
-        split = NO_SPLIT if request.symbolic else BY_MODEL
     plan = request.plan()
     precision = _kernel_precision(request.precision, request.lhs.dtype)
     assert precision is not None  # _why_no_problem was asked first
@@ -133,7 +131,7 @@ def native_problem(request: Request, sm: int, split: tuple[int, int] | None = No
         has_alpha=request.has_alpha,
         has_bias=request.has_bias,
         sm=sm,
-        split=split,
+        split=NO_SPLIT if request.symbolic else BY_MODEL,
     )
 
 

@@ -105,7 +105,8 @@ def dot_general(
       dimension_numbers: ``((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))``.
       precision: as in JAX: None, "default", "high", "highest", a ``jax.lax.Precision``, a pair of them, a
         ``jax.lax.DotAlgorithm`` or preset. For float32 operands HIGHEST is float32-accurate; DEFAULT may use TF32.
-        Sums of 8-bit floating-point products may be truncated to fewer bits than float32 has (docs/numerics.md).
+        Sums of 8-bit floating-point products may be truncated to fewer bits than float32 has: of 512 of them at
+        HIGHEST, of all at DEFAULT (docs/numerics.md).
       preferred_element_type: dtype of the result. Accumulation is float32 (int32 for integers) in any case.
       out_sharding: sharding of the result, under a mesh of explicit axes.
       kernel: None to let jaxgemm choose; or the name of a kernel or family in :func:`jaxgemm.kernels`, which then

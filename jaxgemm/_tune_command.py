@@ -62,7 +62,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--dtype", nargs="+", choices=dtypes, default=["bfloat16"], metavar="DTYPE",
         help=f"of both operands; some of {', '.join(dtypes)} (default: bfloat16)",
     )  # fmt: skip
-    parser.add_argument("--out-dtype", choices=dtypes, metavar="DTYPE", help="default: int32 for int8, else --dtype")
+    parser.add_argument(
+        "--out-dtype", choices=dtypes, metavar="DTYPE",
+        help="default: int32 for int8, bfloat16 for float8, else --dtype",
+    )  # fmt: skip
     parser.add_argument("--precision", choices=_core.precisions(), default="default", help="of float32 operands")
     parser.add_argument("--output", metavar="FILE", type=Path, help="write here, not to the user's cache folder")
     parser.add_argument(
@@ -92,7 +95,9 @@ def _keys(arguments: argparse.Namespace, sm: int) -> list[_tuning_table.Key]:
 
     def key(dtype: str, layout: str, sizes: Sizes) -> _tuning_table.Key:
         batch, m, n, k = sizes
-        out = arguments.out_dtype or ("int32" if dtype == "int8" else dtype)
+        out = arguments.out_dtype or (
+            "int32" if dtype == "int8" else "bfloat16" if dtype.startswith("float8") else dtype
+        )
         return _tuning_table.Key(dtype, dtype, out, arguments.precision, layout, batch or arguments.batch, m, n, k)
 
     found = [

@@ -18,6 +18,7 @@
 
 #include "epilogue/cluster_sums.cuh"
 #include "epilogue/quads_out.cuh"
+#include "epilogue/sums_out.cuh"
 #include "epilogue/tma_out.cuh"
 #include "launch.cuh"
 #include "mainloop/sm90_rhs_registers.cuh"
@@ -117,81 +118,6 @@ struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2, true> {
   using SharedStorage = Storage<Config128x256x128>;
 };
 
-// Sums that an Op does not get right, again. The code, which is long, is there once: all take turns in one register.
-template <int kBlocks, int kRegisters>
-__device__ void fix_sums(float (&sums)[kBlocks][kRegisters], const Recompute& fix, const TileCoord& tile,
-                         const Shape& shape) {
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    if (!fix.wanted(sums[block])) continue;
-#pragma unroll 1
-    for (int i = 0; i < kRegisters; ++i) {
-      const ptx::ElementOf element = ptx::accumulator_element(static_cast<int>(threadIdx.x) % kWarpgroup, i);
-      const int64_t row = tile.row + block * ptx::kWgmmaM + element.row, col = tile.col + element.col;
-      float sum = sums[block][0];
-      if (row < shape.M && col < shape.N) sum = fix.fixed(sum, tile.batch, row, col);
-#pragma unroll
-      for (int j = 1; j < kRegisters; ++j) sums[block][j - 1] = sums[block][j];
-      sums[block][kRegisters - 1] = sum;
-    }
-  }
-}
-template <int kBlocks, class Sum, int kRegisters>
-__device__ void fix_sums(Sum (&)[kBlocks][kRegisters], const Keep&, const TileCoord&, const Shape&) {}
-
-// To out, the consumer's rows of this tile.
-template <Way kWay, class Op, class Sum, int kBlocks, int kRegisters>
-__device__ void write(Sum (&sums)[kBlocks][kRegisters], sm90::OutWriter& writer, const CUtensorMap& map,
-                      bool tma_stores, const Epilogue& epilogue, const sm90::Terms<kRegisters * 2>& terms,
-                      const TileCoord& tile, const Shape& shape) {
-  if constexpr (kWay == Way::kAny) {
-    if (epilogue.bias) writer.stage(terms);
-  }
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    const TileCoord at = {tile.batch, tile.row + block * ptx::kWgmmaM, tile.col};
-    if constexpr (kWay == Way::kAny) writer.finish(sums[block], epilogue, terms.alpha);
-    const auto store = [&]<class Out>(Out) {
-      if (kWay == Way::kAny && !tma_stores) {
-        writer.template store_moved<Out>(sums[block], epilogue, at, shape.M, shape.N);
-      } else {
-        writer.template store<Out>(sums[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
-                                   static_cast<int>(at.batch));
-      }
-    };
-    if constexpr (sizeof(typename Op::Lhs) == 2) {
-      epilogue.out_dtype == DType::kF32 ? store(float{}) : store(typename Op::Lhs{});
-    } else if constexpr (ptx::kIsFp8<typename Op::Lhs>) {
-      if (epilogue.out_dtype == DType::kF32) {
-        store(float{});
-      } else {
-        epilogue.out_dtype == DType::kF16 ? store(__half{}) : store(__nv_bfloat16{});
-      }
-    } else {
-      store(Sum{});
-    }
-  }
-}
-
-// Sums of a part of K: as they are, to the partial tile of this unit.
-template <class Config, class Sum, int kBlocks, int kRegisters>
-__device__ void write_partial(const Sum (&sums)[kBlocks][kRegisters], Sum* g_partial, int first_row) {
-  using Pair = typename VectorsOf<Sum>::Pair;
-  constexpr int kStride = Config::kCtaTile.n;
-  const auto [row, col] = ptx::accumulator_element(static_cast<int>(threadIdx.x) % kWarpgroup, 0);
-  Sum* g_first = g_partial + (first_row + row) * kStride + col;
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-    for (int i = 0; i < kRegisters; i += 2) {
-      constexpr int kFirstThread = 0;  // whose elements are as far from each other as any thread's
-      const ptx::ElementOf element = ptx::accumulator_element(kFirstThread, i);
-      *reinterpret_cast<Pair*>(g_first + (block * ptx::kWgmmaM + element.row) * kStride + element.col) =
-          Pair{sums[block][i], sums[block][i + 1]};
-    }
-  }
-}
-
 // Whether rhs, as it lies along N, passes through registers.
 template <class Config, class Op>
 constexpr bool kSwaps = Config::kRhsInRegisters && !Op::kAnyMajor && Op::kPlanes == 1;
@@ -246,7 +172,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         smem.pipeline.wait_for_turn(consumer, n / 2);
       }
       sm90::Terms<kCta.n> terms;
-      if constexpr (kWay == Way::kAny) terms = writer.template fetch<kCta.n>(epilogue, schedule.shape.N, tile.col);
+      if constexpr (kWay == Way::kAny && !Loop::kTransposesSums) {
+        terms = writer.template fetch<kCta.n>(epilogue, schedule.shape.N, tile.col);
+      }
       typename Loop::Sums sums;
       Loop::multiply(sums, smem.pipeline, ring, first, k_tiles, [&] {
         if constexpr (Config::kPingPong) smem.pipeline.pass_turn(consumer);
@@ -266,13 +194,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         if constexpr (Loop::kTransposesSums) {
           Loop::store(sums, first, g_partial, kCta.n);
         } else {
-          write_partial<Config>(sums, g_partial, first);
+          sm90::write_partial<Config>(sums, g_partial, first);
         }
       } else if constexpr (Loop::kTransposesSums) {
         write_quads<kWay == Way::kPlain, Loop>(sums, epilogue, at, first, schedule.shape.M, schedule.shape.N);
       } else {
-        if constexpr (kWay == Way::kAny) fix_sums(sums, fix, at, schedule.shape);
-        write<kWay, Op>(sums, writer, out_map, tma_stores, epilogue, terms, at, schedule.shape);
+        if constexpr (kWay == Way::kAny) sm90::fix_sums(sums, fix, at, schedule.shape);
+        sm90::write<kWay, Op>(sums, writer, out_map, tma_stores, epilogue, terms, at, schedule.shape);
       }
     });
     writer.wait();
@@ -386,7 +314,7 @@ std::string launch_for(const GemmArgs& args) {
     }
     if constexpr (!Op::kRecomputes) {
       using Loop = LoopOf<Config, Op, kLhsTransposed, kRhsTransposed>;
-      if constexpr (!Loop::kTransposesSums || sizeof(typename Op::Lhs) == sizeof(float)) {
+      if constexpr (Loop::kWritesPlain) {
         const bool stores = Loop::kTransposesSums ? epilogue.quads_aligned && p.N % 4 == 0 : maps.tma_stores;
         if (stores && epilogue.plain() && schedule.split.splits == 1) return launch.template operator()<Way::kPlain>();
       }

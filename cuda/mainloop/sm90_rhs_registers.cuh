@@ -5,21 +5,19 @@
 
 #include "mainloop/sm90_tma_wgmma.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/shuffle.cuh"
 
 namespace jaxgemm::sm90 {
 
-// Four neighbouring columns of out, and where: its row, and the first of them.
-template <class Sum>
-struct RhsQuad {
+// Of four neighbouring columns of out, the row and the first column.
+struct QuadPlace {
   int row, col;
-  typename VectorsOf<Sum>::Quad values;
 };
 
 // How A's fragments are read, by the size of an element, and which elements of out a thread's sums then are:
 //   load(fragment, s_rhs, first_col, step)   of a step of wgmma along K, for all blocks of 64 columns
-//   quads(out, sums, i)                      of the kQuadRegisters registers of each block from i on; as many as there
-//                                            are blocks, whose columns count from first_col
+//   quads(out, sums, i)                      of the kQuadRegisters registers of each block from i on, as many quads as
+//                                            there are blocks
+//   place(j)                                 of the j-th of those from register 0 on; columns count from first_col
 template <class Element, int kBoxBytes>
 struct RhsFragments;
 
@@ -59,17 +57,19 @@ struct RhsFragments<float, kBoxBytes> {
 
   // Of the sums i and i + 2, which belong to the two rows of A, of both blocks; and of the next ones.
   template <int kRegisters>
-  __device__ static void quads(RhsQuad<float> (&out)[kBlocks], const float (&sums)[kBlocks][kRegisters], int i) {
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
-    const bool swapped = pairs_swapped(lane);
+  __device__ static void quads(float4 (&out)[kBlocks], const float (&sums)[kBlocks][kRegisters], int i) {
+    const bool swapped = pairs_swapped(static_cast<int>(threadIdx.x) % 32);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
       const float2 pairs[kBlocks] = {{sums[0][i + j], sums[0][i + j + 2]}, {sums[1][i + j], sums[1][i + j + 2]}};
       const float2 low = swapped ? pairs[1] : pairs[0], high = swapped ? pairs[0] : pairs[1];
-      out[j] = {ptx::accumulator_element(lane, i + j).col,
-                thread / 32 * kColsOfWarp + quad_of(lane) * 4,
-                {low.x, low.y, high.x, high.y}};
+      out[j] = {low.x, low.y, high.x, high.y};
     }
+  }
+
+  __device__ static QuadPlace place(int j) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    return {ptx::accumulator_element(lane, j).col, thread / 32 * kColsOfWarp + quad_of(lane) * 4};
   }
 };
 
@@ -105,33 +105,28 @@ struct RhsFragments<Element, kBoxBytes> {
   }
 
   // A lane has two neighbouring columns of two rows, and so has the one beside it: each takes a row of both.
-  template <class Sum, int kBlocks, int kRegisters>
-  __device__ static void quads(RhsQuad<Sum> (&out)[kBlocks], const Sum (&sums)[kBlocks][kRegisters], int i) {
-    constexpr int kNeighbour = 4;
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
-    const bool second = (lane & kNeighbour) != 0;
+  template <class Quad, class Sum, int kBlocks, int kRegisters>
+  __device__ static void quads(Quad (&out)[kBlocks], const Sum (&sums)[kBlocks][kRegisters], int i) {
+    constexpr unsigned kAllLanes = 0xffffffff;
+    const bool second = takes_second_row();
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       const Sum(&d)[kRegisters] = sums[block];
-      const Sum low = taken(second ? d[i] : d[i + 1], kNeighbour),
-                high = taken(second ? d[i + 2] : d[i + 3], kNeighbour);
-      out[block].row = ptx::accumulator_element(lane, i).col + (second ? 1 : 0);
-      out[block].col = (block * 4 + thread / 32) * kColsOfWarp + lane / 8 * 4;
-      if (second) {
-        out[block].values = {low, high, d[i + 1], d[i + 3]};
-      } else {
-        out[block].values = {d[i], d[i + 2], low, high};
-      }
+      const Sum low = __shfl_xor_sync(kAllLanes, second ? d[i] : d[i + 1], kNeighbour),
+                high = __shfl_xor_sync(kAllLanes, second ? d[i + 2] : d[i + 3], kNeighbour);
+      out[block] = second ? Quad{low, high, d[i + 1], d[i + 3]} : Quad{d[i], d[i + 2], low, high};
     }
   }
 
+  __device__ static QuadPlace place(int block) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    return {ptx::accumulator_element(lane, 0).col + static_cast<int>(takes_second_row()),
+            (block * 4 + thread / 32) * kColsOfWarp + lane / (2 * kNeighbour) * 4};
+  }
+
  private:
-  __device__ static float taken(float value, int mask) {
-    return __uint_as_float(ptx::shuffle_xor(__float_as_uint(value), mask));
-  }
-  __device__ static int32_t taken(int32_t value, int mask) {
-    return static_cast<int32_t>(ptx::shuffle_xor(static_cast<uint32_t>(value), mask));
-  }
+  static constexpr int kNeighbour = 4;  // lanes further
+  __device__ static bool takes_second_row() { return (threadIdx.x & kNeighbour) != 0; }
 };
 
 template <class Config, class Op>
@@ -140,7 +135,8 @@ struct RhsInRegisters : Mainloop<Config, Op, false, false> {
   using typename Base::Lhs, typename Base::Rhs, typename Base::StageRing, typename Base::Stage;
   using Fragments = RhsFragments<typename Op::Rhs, Rhs::kBoxBytes>;
   static constexpr bool kTransposesSums = true;
-  static constexpr int kReleases = kWarpgroup / 32;  // its warps read on their own
+  static constexpr bool kWritesPlain = sizeof(typename Op::Rhs) == 4;  // as Way::kPlain, a kernel of its own
+  static constexpr int kReleases = kWarpgroup / 32;                    // its warps read on their own
   static constexpr int kBlocks = Config::kCtaTile.n / Config::kConsumers / ptx::kWgmmaM;
   static constexpr int kSteps = kRowBytes / ptx::kWgmmaStepBytes;
   static constexpr int kRegisters = Config::kCtaTile.m / 2;  // of a block
@@ -186,36 +182,64 @@ struct RhsInRegisters : Mainloop<Config, Op, false, false> {
     for (int i = 0; i < kRegisters; i += Fragments::kQuadRegisters) quads_of(sums, first_col, i, i, f);
   }
 
-  // To the CTA's tile, row-major, of `stride` a multiple of four.
+  // To the CTA's tile, row-major, of `stride` a multiple of four. The rows further down are at distances that the
+  // compiler knows: else it would keep all their addresses in registers.
   __device__ static void store(const Sums& sums, int first_col, Sum* tile, int stride) {
-    for_each_quad(sums, first_col, [&](int row, int col, const Quad& quad) {
-      *reinterpret_cast<Quad*>(tile + row * stride + col) = quad;
-    });
-  }
-
-  // As for_each_quad(), but in a loop, for long code: the sums take turns in the first registers.
-  template <class F>
-  __device__ static void for_each_quad_in_turn(Sums& sums, int first_col, F&& f) {
-#pragma unroll 1
-    for (int i = 0; i < kRegisters; i += Fragments::kQuadRegisters) {
-      quads_of(sums, first_col, 0, i, f);
 #pragma unroll
-      for (auto& block : sums) {
+    for (int j = 0; j < kBlocks; ++j) {
+      const QuadPlace place = Fragments::place(j);
+      Sum* first = tile + place.row * stride + first_col + place.col;
 #pragma unroll
-        for (int j = Fragments::kQuadRegisters; j < kRegisters; ++j) block[j - Fragments::kQuadRegisters] = block[j];
+      for (int i = 0; i < kRegisters; i += Fragments::kQuadRegisters) {
+        Quad quads[kBlocks];
+        Fragments::quads(quads, sums, i);
+        *reinterpret_cast<Quad*>(first + rows_further(i) * stride) = quads[j];
       }
     }
   }
 
+  // As for_each_quad(), but in a loop, for long code: the sums take turns in the first registers, first those of a
+  // group among themselves, then the groups.
+  template <class F>
+  __device__ static void for_each_quad_in_turn(Sums& sums, int first_col, F&& f) {
+    constexpr int kGroup = kRegisters < 32 ? kRegisters : 32;
+#pragma unroll 1
+    for (int i = 0; i < kRegisters; i += kGroup) {
+#pragma unroll 1
+      for (int j = 0; j < kGroup; j += Fragments::kQuadRegisters) {
+        quads_of(sums, first_col, 0, i + j, f);
+        move_down<Fragments::kQuadRegisters, kGroup>(sums);
+      }
+      move_down<kGroup, kRegisters>(sums);
+    }
+  }
+
  private:
+  // Of each block's first kEnd registers, all from kBy on.
+  template <int kBy, int kEnd>
+  __device__ static void move_down(Sums& sums) {
+#pragma unroll
+    for (auto& block : sums) {
+#pragma unroll
+      for (int i = kBy; i < kEnd; ++i) block[i - kBy] = block[i];
+    }
+  }
+
+  // From register 0 to register i.
+  __device__ static int rows_further(int i) {
+    return ptx::accumulator_element(0, i).col - ptx::accumulator_element(0, 0).col;
+  }
+
   // Of the registers from `held` on, whose sums are those from i on.
   template <class F>
   __device__ static void quads_of(const Sums& sums, int first_col, int held, int i, F&& f) {
-    RhsQuad<Sum> quads[kBlocks];
+    Quad quads[kBlocks];
     Fragments::quads(quads, sums, held);
-    const int further = ptx::accumulator_element(0, i).col - ptx::accumulator_element(0, held).col;
 #pragma unroll
-    for (const RhsQuad<Sum>& quad : quads) f(quad.row + further, first_col + quad.col, quad.values);
+    for (int j = 0; j < kBlocks; ++j) {
+      const QuadPlace place = Fragments::place(j);
+      f(place.row + rows_further(i), first_col + place.col, quads[j]);
+    }
   }
 
   // Adds the products of the next k-tiles. The wgmmas of kInFlight steps are in flight while the fragments of the next

@@ -172,7 +172,8 @@ struct Mainloop {
   static_assert(kCta.k == Lhs::kTileK && Config::kStages % kStagesOfStep == 0);
 
   static constexpr bool kTransposesSums = false;
-  static constexpr int kReleases = 1;  // of a stage by a reader
+  static constexpr bool kWritesPlain = true;  // as Way::kPlain, a kernel of its own
+  static constexpr int kReleases = 1;         // of a stage by a reader
 
   using StageRing = Ring<Config::kStages / kStagesOfStep>;
   using Stage = typename Pipeline<Config>::Stage;
