@@ -311,8 +311,8 @@ def wgmma(instance: Instance) -> Expectation:
     # DTypes are printed as numbers, x3's not at all.
     lhs, rhs = [_core.dtypes()[int(number)] for number in re.findall(r"DType\)(\d+)", arguments)] or ["float32"] * 2
     (way,) = map(int, re.findall(r"Way\)(\d+)", arguments))
-    if lhs == "float32" and not instance.transposed[1]:
-        return wgmma_rhs_in_registers(instance, way)
+    if lhs not in ("float16", "bfloat16") and not instance.transposed[1]:
+        return wgmma_rhs_in_registers(instance, way, lhs, rhs)
     blocks = share(instance.info.warp_tile[0], WGMMA_M // 4)
     mma = blocks * WGMMA_STEPS * products
     boxes = (share(m, BOX) if instance.transposed[0] else 1) + 1  # of lhs, and of rhs at least
@@ -335,19 +335,26 @@ def wgmma(instance: Instance) -> Expectation:
     return Expectation(main_loop=("*MMA",), k_tile=k_tile, kernel=kernel, only_in_main_loops=("*MMA",))
 
 
-def wgmma_rhs_in_registers(instance: Instance, way: int) -> Expectation:
+def wgmma_rhs_in_registers(instance: Instance, way: int, lhs: str, rhs: str) -> Expectation:
+    """Wgmma's A is rhs, and its B lhs."""
     m, n, _ = instance.info.cta_tile
-    blocks, pairs = 2, 2  # for each consumer; of a fragment
+    consumers = instance.info.threads // WARPGROUP - 1
+    blocks = n // consumers // WGMMA_M
     mma = blocks * WGMMA_STEPS
     k_tile: dict[str, Count] = {
-        "*MMA": mma, _GMMA["float32", "float32"].format(n=m): mma, "LDS.64": mma * pairs, "LDS": mma * pairs,
-        "WARPGROUP.ARRIVE": WGMMA_STEPS, "BAR": 0, "STS": 0,
+        "*MMA": mma, _GMMA[rhs, lhs].format(n=m): mma, "WARPGROUP.ARRIVE": WGMMA_STEPS, "BAR": 0, "STS": 0,
     }  # fmt: skip
-    kernel: dict[str, Count] = {"UTMALDG": AtLeast(2), "UTMASTG": 0, "USETMAXREG": 2 if n > 128 else 0}
+    if lhs == "float32":  # two pairs to a fragment
+        k_tile |= {"LDS.64": 2 * mma, "LDS": 2 * mma}
+    else:  # four registers, each of bytes of two that are read
+        k_tile |= {"LDSM.16.MT88.4": mma, "LDSM": mma, "PRMT": 4 * mma, "LDS": 0}
+    kernel: dict[str, Count] = {"UTMALDG": AtLeast(2), "UTMASTG": 0, "USETMAXREG": 2 if consumers > 1 else 0}
     if way == _PLAIN:
         kernel |= {"STG.E.128": m // 4, "STG": m // 4, "FADD": 0}
     elif instance.info.cluster_ctas == 1:
         kernel["LD"] = AtLeast(1)  # of other CTAs' shared memory
+    if lhs.startswith("float8") and instance.info.highest:
+        kernel["FADD"] = AtLeast(blocks * m // 2)  # of sums that the tensor cores would truncate too much
     return Expectation(main_loop=("*MMA",), k_tile=k_tile, kernel=kernel, only_in_main_loops=("*MMA",))
 
 
@@ -387,9 +394,12 @@ def instances_of(info: Any) -> int:
     if info.family == "wgmma":  # K contiguous but for 16-bit elements; plain but for 3xTF32, in clusters, and any
         layouts = len(info.layouts) if info.cta_tile[2] == BOX else 1
         ways = 1 + (info.cluster_ctas == 1)
-        # Where float32's rhs along N needs no copy in a workspace, it passes through registers: instances of its own.
-        rhs_in_registers = info.tf32 and _core.workspace_bytes(info.name, problem(*info.cta_tile, layout="NN")) == 0
-        return layouts * (pairs + ops * ways) + rhs_in_registers * (1 + ways)
+        # Where rhs along N needs no copy in a workspace though wgmma wants it along K, it passes through registers:
+        # instances of its own, which are also the plain ones of bytes.
+        lhs, rhs, out = info.dtypes[0]
+        nn = problem(*info.cta_tile, layout="NN", lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out)
+        rhs_in_registers = layouts == 1 and _core.workspace_bytes(info.name, nn) == 0
+        return layouts * (pairs + ops * ways) + rhs_in_registers * pairs * (info.tf32 + ways)
     return ops * len(info.layouts) * (2 if info.family in _TWO_VARIANTS else 1)
 
 

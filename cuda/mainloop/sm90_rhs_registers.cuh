@@ -185,16 +185,18 @@ struct RhsInRegisters : Mainloop<Config, Op, false, false> {
   // To the CTA's tile, row-major, of `stride` a multiple of four. The rows further down are at distances that the
   // compiler knows: else it would keep all their addresses in registers.
   __device__ static void store(const Sums& sums, int first_col, Sum* tile, int stride) {
+    Sum* first[kBlocks];
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
       const QuadPlace place = Fragments::place(j);
-      Sum* first = tile + place.row * stride + first_col + place.col;
+      first[j] = tile + place.row * stride + first_col + place.col;
+    }
 #pragma unroll
-      for (int i = 0; i < kRegisters; i += Fragments::kQuadRegisters) {
-        Quad quads[kBlocks];
-        Fragments::quads(quads, sums, i);
-        *reinterpret_cast<Quad*>(first + rows_further(i) * stride) = quads[j];
-      }
+    for (int i = 0; i < kRegisters; i += Fragments::kQuadRegisters) {
+      Quad quads[kBlocks];
+      Fragments::quads(quads, sums, i);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) *reinterpret_cast<Quad*>(first[j] + rows_further(i) * stride) = quads[j];
     }
   }
 
