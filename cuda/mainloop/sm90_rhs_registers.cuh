@@ -89,12 +89,11 @@ struct RhsFragments<Element, kBoxBytes> {
         step * ptx::kWgmmaK<Element> + matrix / 2 * kMatrixK + group * 4 + (matrix % 2 == group / 2 ? 0 : 2) + lane % 2;
     const bool second_first = lane % 4 >= 2;  // what this lane gets of the first matrix lies behind that of the second
     const uint32_t even = second_first ? 0x2064 : 0x6420, odd = second_first ? 0x3175 : 0x7531;
-    const char* s_box = s_rhs + first_col / kRowBytes * kBoxBytes;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      const int at = k * kRowBytes + first_col % kRowBytes + (block * 4 + thread / 32) * kColsOfWarp;
+      const int at = k * kRowBytes + first_col + (block * 4 + thread / 32) * kColsOfWarp;  // one box has all columns
       uint32_t pairs[4];
-      ptx::ldmatrix<true>(pairs, s_box + ptx::swizzled(kSwizzle, static_cast<uint32_t>(at)));
+      ptx::ldmatrix<true>(pairs, s_rhs + ptx::swizzled(kSwizzle, static_cast<uint32_t>(at)));
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
         fragment[block][i] = __byte_perm(pairs[i], pairs[i + 1], even);

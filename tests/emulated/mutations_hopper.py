@@ -10,7 +10,7 @@ RHS_IN_REGISTERS = "mainloop/sm90_rhs_registers.cuh"
 K_SPLIT = "tile/split_k.h"
 CLUSTER_SUMS, RECOMPUTE = "epilogue/cluster_sums.cuh", "epilogue/recompute.cuh"
 K_COPY, TMA_OPERAND, TENSOR_MAP = "tile/k_major_copy.cu", "tile/tma_operand.h", "tile/tensor_map.cu"
-QUADS_OUT = "epilogue/quads_out.cuh"
+QUADS_OUT, SUMS_OUT = "epilogue/quads_out.cuh", "epilogue/sums_out.cuh"
 FLOAT32, BYTES = "64x128x32", "64x128x128"  # float32 at both precisions; int8 and fp8
 TURNS, CLUSTER = "128x128x64", "128x256x32"  # two consumers with a tile each; two CTAs that share rhs
 
@@ -132,7 +132,8 @@ _PARTS_OF_K = [
     Mutation("wgmma", "every cluster shares a tile",
              "in_cluster && blockIdx.x < units - static_cast<unsigned>(split.whole)", "in_cluster", file=SCHEDULE,
              tile=TURNS),
-    Mutation("wgmma", "partial sums of one row", "+ element.row) * kStride", ") * kStride", tile=CLUSTER),
+    Mutation("wgmma", "partial sums of one row", "+ element.row) * kStride", ") * kStride", file=SUMS_OUT,
+             tile=CLUSTER),
     Mutation("wgmma", "every part of a cluster's K from the beginning", "part * split.depth", "part * 0",
              file=SCHEDULE),
     Mutation("wgmma", "a tile for every CTA of a cluster", "by_splits.divide(blockIdx.x).quotient", "blockIdx.x",
@@ -225,13 +226,13 @@ _SUMS = [
     Mutation("wgmma", "only not finite sums recomputed", "sum - sum == 0.0f && K > kFewProducts", "sum - sum == 0.0f",
              file=RECOMPUTE, tile=FLOAT32),
     Mutation("wgmma", "sums of other rows recomputed", "ptx::kWgmmaM + element.row, col", "ptx::kWgmmaM, col",
-             tile=FLOAT32),
+             file=SUMS_OUT, tile=FLOAT32),
     Mutation("wgmma", "sums of other columns recomputed", "col = tile.col + element.col;", "col = tile.col;",
-             tile=FLOAT32),
+             file=SUMS_OUT, tile=FLOAT32),
     Mutation("wgmma", "sums to be recomputed do not rotate", "sums[block][j - 1] = sums[block][j];", ";",
-             tile=FLOAT32),
+             file=SUMS_OUT, tile=FLOAT32),
     Mutation("wgmma", "recomputing behind the edge", "if (row < shape.M && col < shape.N) sum =", "sum =",
-             tile=FLOAT32),
+             file=SUMS_OUT, tile=FLOAT32),
 ]  # fmt: skip
 
 _RHS_IN_REGISTERS = [
@@ -266,11 +267,40 @@ _RHS_IN_REGISTERS = [
              tile=FLOAT32),
     Mutation("wgmma", "no wait for the last products of fragments", "ptx::wgmma_wait<0>();", "", file=RHS_IN_REGISTERS,
              tile=FLOAT32),
-    Mutation("wgmma", "quads do not take turns", "block[j - 4] = block[j];", ";", file=RHS_IN_REGISTERS, tile=FLOAT32),
+    Mutation("wgmma", "quads do not take turns", "move_down<Fragments::kQuadRegisters, kGroup>(sums);", "",
+             file=RHS_IN_REGISTERS, tile=FLOAT32),
+    Mutation("wgmma", "groups of quads do not take turns", "move_down<kGroup, kRegisters>(sums);", "",
+             file=RHS_IN_REGISTERS, tile="128x128x32"),
     Mutation("wgmma", "quads of misaligned rows", "epilogue.quads_aligned && p.N % 4 == 0", "true", tile=FLOAT32),
-    Mutation("wgmma", "quads behind the edge", "if (inside(row, col)) *", "*", file=QUADS_OUT, tile=FLOAT32),
-    Mutation("wgmma", "finished quads behind the edge", "if (!inside(row, col)) return;", "", file=QUADS_OUT,
+    Mutation("wgmma", "quads behind the edge", "if (tile.row + row < M && tile.col + col < N)", "", file=QUADS_OUT,
              tile=FLOAT32),
+    Mutation("wgmma", "finished quads behind the edge", "if (tile.row + row >= M || tile.col + col >= N) return;", "",
+             file=QUADS_OUT, tile=FLOAT32),
+    Mutation("wgmma", "rows of bytes in the same banks",
+             "(matrix % 2 == group / 2 ? 0 : 2) + lane % 2;\n"
+             "    const bool second_first = lane % 4 >= 2;",
+             "matrix % 2 * 2 + lane % 2;\n"
+             "    const bool second_first = false;", file=RHS_IN_REGISTERS, tile=BYTES, conflicts=True),
+    Mutation("wgmma", "bytes of the second matrix first", "second_first = lane % 4 >= 2", "second_first = false",
+             file=RHS_IN_REGISTERS, tile=BYTES),
+    Mutation("wgmma", "even columns of bytes twice", "pairs[i], pairs[i + 1], odd", "pairs[i], pairs[i + 1], even",
+             file=RHS_IN_REGISTERS, tile=BYTES),
+    Mutation("wgmma", "half of K's bytes twice", "matrix / 2 * kMatrixK", "0", file=RHS_IN_REGISTERS, tile=BYTES),
+    Mutation("wgmma", "bytes of the other block", "first_col + (block * 4 + thread / 32) * kColsOfWarp;",
+             "first_col + thread / 32 * kColsOfWarp;", file=RHS_IN_REGISTERS, tile=BYTES),
+    Mutation("wgmma", "bytes of the other consumer", "first_col + (block * 4 + thread / 32) * kColsOfWarp;",
+             "(block * 4 + thread / 32) * kColsOfWarp;", file=RHS_IN_REGISTERS, tile="128x128x128"),
+    Mutation("wgmma", "a lane's own row given away", "second ? d[i] : d[i + 1]", "second ? d[i + 1] : d[i]",
+             file=RHS_IN_REGISTERS, tile=BYTES),
+    Mutation("wgmma", "rows of bytes' sums all first ones", "+ static_cast<int>(takes_second_row())", "",
+             file=RHS_IN_REGISTERS, tile=BYTES),
+    Mutation("wgmma", "sums of bytes stored as if plain", "epilogue.plain() && epilogue.quads_aligned",
+             "epilogue.quads_aligned", file=QUADS_OUT, tile=BYTES),
+    Mutation("wgmma", "plain sums of bytes at misaligned addresses",
+             "epilogue.plain() && epilogue.quads_aligned && N % 4 == 0", "epilogue.plain()", file=QUADS_OUT,
+             tile=BYTES),
+    Mutation("wgmma", "sums apart not added up", "sums[block][r] += new_sums[block][r];",
+             "sums[block][r] = new_sums[block][r];", file=RHS_IN_REGISTERS, tile=BYTES),
 ]  # fmt: skip
 
 HOPPER = [*_RING, *_OUT, *_PARTS_OF_K, *_K_COPY, *_SUMS, *_RHS_IN_REGISTERS]
