@@ -95,18 +95,30 @@ class OutWriter {
     static_assert(kPieces * kPieceRegisters == kRegisters);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
-      char* s_slot = s_staging_.slots[slot_];
-      slot_ ^= 1;
-      if (thread_ == 0) ptx::tma_wait_group_read<kOutSlots - 1>();  // of all but the last store
-      meet();
-      stage<Out>(s_slot, sums, piece * kPieceRegisters);
-      ptx::fence_proxy_async();
-      meet();
-      if (thread_ == 0) {
-        ptx::tma_store_3d(map, s_slot, col + piece * kSlotCols<Out>, row, batch);
-        ptx::tma_commit_group();
-      }
+      store_piece(map, row, col + piece * kSlotCols<Out>, batch,
+                  [&](char* s_slot) { stage<Out>(s_slot, sums, piece * kPieceRegisters); });
     }
+  }
+
+  // Has TMA store the slot, whose elements the warpgroup lays down in fill(s_slot), at slot_at().
+  template <class Fill>
+  __device__ void store_piece(const CUtensorMap& map, int row, int col, int batch, Fill&& fill) {
+    char* s_slot = s_staging_.slots[slot_];
+    slot_ ^= 1;
+    if (thread_ == 0) ptx::tma_wait_group_read<kOutSlots - 1>();  // of all but the last store
+    meet();
+    fill(s_slot);
+    ptx::fence_proxy_async();
+    meet();
+    if (thread_ == 0) {
+      ptx::tma_store_3d(map, s_slot, col, row, batch);
+      ptx::tma_commit_group();
+    }
+  }
+
+  // What of a slot's row is `byte` bytes from its beginning.
+  __device__ static char* slot_at(char* s_slot, int row, int byte) {
+    return s_slot + ptx::swizzled(kSwizzle, static_cast<uint32_t>(row * kRowBytes + byte));
   }
 
   // The same where TMA cannot store: rows of out begin at any element. The code, which is long, is there once: the sums
@@ -186,11 +198,6 @@ class OutWriter {
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) sums[kRegisters - kAtOnce + j] = done[j];
     }
-  }
-
-  // What of a slot's row is `byte` bytes from its beginning.
-  __device__ static char* slot_at(char* s_slot, int row, int byte) {
-    return s_slot + ptx::swizzled(kSwizzle, static_cast<uint32_t>(row * kRowBytes + byte));
   }
 
   template <class Out, class Sum, int kRegisters>

@@ -56,7 +56,7 @@ struct TileConfig {
   // Where it lies along N, though wgmma wants it along K: so many columns to a consumer that all of a row in shared
   // memory is read by the same warps.
   static constexpr bool kRhsInRegisters =
-      (ELEMENT_BYTES == 4 && CTA_N == CONSUMERS * 128) || (ELEMENT_BYTES == 1 && CTA_N == sm90::kRowBytes);
+      (ELEMENT_BYTES == 4 && CTA_N == CONSUMERS * 128) || (ELEMENT_BYTES == 1 && CTA_N % sm90::kRowBytes == 0);
   static constexpr int kTilesOfStep = CONSUMERS == 1 && CTA_N == 64 ? 2 : 1;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };
@@ -110,9 +110,6 @@ struct Config64x128x128 : TileConfig<64, 128, 1, 1, false, 8, 1, true> {
 };
 struct Config128x128x128 : TileConfig<128, 128, 1, 2, false, 6, 1, true> {
   using SharedStorage = Storage<Config128x128x128>;
-};
-struct Config256x128x128 : TileConfig<256, 128, 1, 2, false, 4, 1, true> {
-  using SharedStorage = Storage<Config256x128x128>;
 };
 struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2, true> {
   using SharedStorage = Storage<Config128x256x128>;
@@ -197,7 +194,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           sm90::write_partial<Config>(sums, g_partial, first);
         }
       } else if constexpr (Loop::kTransposesSums) {
-        write_quads<kWay == Way::kPlain, Loop>(sums, epilogue, at, first, schedule.shape.M, schedule.shape.N);
+        sm90::write_quads<kWay == Way::kPlain, Loop>(sums, epilogue, {writer, out_map, tma_stores}, at, first,
+                                                     schedule.shape.M, schedule.shape.N);
       } else {
         if constexpr (kWay == Way::kAny) sm90::fix_sums(sums, fix, at, schedule.shape);
         sm90::write<kWay, Op>(sums, writer, out_map, tma_stores, epilogue, terms, at, schedule.shape);
@@ -348,4 +346,4 @@ JAXGEMM_FAMILY(wgmma, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKer
                &kKernel<Config128x128x64>, &kKernel<Config64x256x64>, &kKernel<Config128x256x64>,
                &kKernel<Config128x256x64_pairs>, &kKernel<Config256x128x64>, &kKernel<Config64x128x32>,
                &kKernel<Config128x128x32>, &kKernel<Config128x256x32>, &kKernel<Config64x128x128>,
-               &kKernel<Config128x128x128>, &kKernel<Config256x128x128>, &kKernel<Config128x256x128>)
+               &kKernel<Config128x128x128>, &kKernel<Config128x256x128>)

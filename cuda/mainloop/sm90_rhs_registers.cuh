@@ -89,11 +89,12 @@ struct RhsFragments<Element, kBoxBytes> {
         step * ptx::kWgmmaK<Element> + matrix / 2 * kMatrixK + group * 4 + (matrix % 2 == group / 2 ? 0 : 2) + lane % 2;
     const bool second_first = lane % 4 >= 2;  // what this lane gets of the first matrix lies behind that of the second
     const uint32_t even = second_first ? 0x2064 : 0x6420, odd = second_first ? 0x3175 : 0x7531;
+    const char* s_box = s_rhs + first_col / kRowBytes * kBoxBytes;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      const int at = k * kRowBytes + first_col + (block * 4 + thread / 32) * kColsOfWarp;  // one box has all columns
+      const int at = k * kRowBytes + first_col % kRowBytes + (block * 4 + thread / 32) * kColsOfWarp;
       uint32_t pairs[4];
-      ptx::ldmatrix<true>(pairs, s_rhs + ptx::swizzled(kSwizzle, static_cast<uint32_t>(at)));
+      ptx::ldmatrix<true>(pairs, s_box + ptx::swizzled(kSwizzle, static_cast<uint32_t>(at)));
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
         fragment[block][i] = __byte_perm(pairs[i], pairs[i + 1], even);
@@ -104,17 +105,20 @@ struct RhsFragments<Element, kBoxBytes> {
   }
 
   // A lane has two neighbouring columns of two rows, and so has the one beside it: each takes a row of both.
-  template <class Quad, class Sum, int kBlocks, int kRegisters>
-  __device__ static void quads(Quad (&out)[kBlocks], const Sum (&sums)[kBlocks][kRegisters], int i) {
+  template <class Sum, int kRegisters>
+  __device__ static auto quad(const Sum (&d)[kRegisters], int i) {
+    using Quad = typename VectorsOf<Sum>::Quad;
     constexpr unsigned kAllLanes = 0xffffffff;
     const bool second = takes_second_row();
+    const Sum low = __shfl_xor_sync(kAllLanes, second ? d[i] : d[i + 1], kNeighbour),
+              high = __shfl_xor_sync(kAllLanes, second ? d[i + 2] : d[i + 3], kNeighbour);
+    return second ? Quad{low, high, d[i + 1], d[i + 3]} : Quad{d[i], d[i + 2], low, high};
+  }
+
+  template <class Quad, class Sum, int kBlocks, int kRegisters>
+  __device__ static void quads(Quad (&out)[kBlocks], const Sum (&sums)[kBlocks][kRegisters], int i) {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const Sum(&d)[kRegisters] = sums[block];
-      const Sum low = __shfl_xor_sync(kAllLanes, second ? d[i] : d[i + 1], kNeighbour),
-                high = __shfl_xor_sync(kAllLanes, second ? d[i + 2] : d[i + 3], kNeighbour);
-      out[block] = second ? Quad{low, high, d[i + 1], d[i + 3]} : Quad{d[i], d[i + 2], low, high};
-    }
+    for (int block = 0; block < kBlocks; ++block) out[block] = quad(sums[block], i);
   }
 
   __device__ static QuadPlace place(int block) {
@@ -173,12 +177,25 @@ struct RhsInRegisters : Mainloop<Config, Op, false, false> {
     all_issued();
   }
 
+  // From the row of register 0 to register i.
+  __device__ static int rows_further(int i) {
+    return ptx::accumulator_element(0, i).col - ptx::accumulator_element(0, 0).col;
+  }
+
   // Calls f(row, col, quad) for all that the thread has of the CTA's tile: row of out, first of four neighbouring
   // columns, their sums.
   template <class F>
   __device__ static void for_each_quad(const Sums& sums, int first_col, F&& f) {
 #pragma unroll
     for (int i = 0; i < kRegisters; i += Fragments::kQuadRegisters) quads_of(sums, first_col, i, i, f);
+  }
+
+  __device__ static void scale(Sums& sums, Sum factor) {
+#pragma unroll
+    for (auto& block : sums) {
+#pragma unroll
+      for (Sum& sum : block) sum *= factor;
+    }
   }
 
   // To the CTA's tile, row-major, of `stride` a multiple of four. The rows further down are at distances that the
@@ -224,11 +241,6 @@ struct RhsInRegisters : Mainloop<Config, Op, false, false> {
 #pragma unroll
       for (int i = kBy; i < kEnd; ++i) block[i - kBy] = block[i];
     }
-  }
-
-  // From register 0 to register i.
-  __device__ static int rows_further(int i) {
-    return ptx::accumulator_element(0, i).col - ptx::accumulator_element(0, 0).col;
   }
 
   // Of the registers from `held` on, whose sums are those from i on.
