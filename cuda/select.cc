@@ -72,6 +72,17 @@ constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of oper
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
 constexpr double kClusterSumsUs = 5.28, kClusterSumsElementUs = 2.94e-5;
 
+// What a k-tile takes longer whose rhs passes through registers byte by byte (mainloop/sm90_rhs_registers.cuh), shared
+// by the warpgroups that do so at the same time: at 4096^3 tiles of 64 x 128 took 188 us for 119 with K contiguous, of
+// 128 x 128 110 for 94.
+constexpr double kByteFragmentsUs = 0.12;
+
+double fragments_us(const KernelInfo& info, const Problem& p) {
+  constexpr int kWarpgroup = 128;
+  const bool bytes = info.tma && size_bytes(p.rhs_dtype) == 1 && !p.rhs.transposed;
+  return bytes ? kByteFragmentsUs / (info.threads / kWarpgroup - 1) : 0.0;
+}
+
 constexpr double kPairsUs = 1.18;  // of CTAs that load for each other, and so wait for each other
 
 // How many clusters of two or three CTAs run at the same time, one CTA to a multiprocessor: what
@@ -105,8 +116,8 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const int64_t share = in_cluster ? ceil_div(shared, clusters_at_once(split.splits)) : ceil_div(ctas, sms);
   const double waves = static_cast<double>(ceil_div(whole, sms));
   const int products = p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest ? 3 : 1;  // 3xTF32
-  const auto k_tile_us = [&, rows = split_rows(info, p)](int64_t side_by_side) {
-    return rates.k_tile_us(info, products, rows, side_by_side);
+  const auto k_tile_us = [&, rows = split_rows(info, p), fragments = fragments_us(info, p)](int64_t side_by_side) {
+    return rates.k_tile_us(info, products, rows, side_by_side) + static_cast<double>(side_by_side) * fragments;
   };
   const double k_tile = static_cast<double>(share / resident) * k_tile_us(resident) + k_tile_us(share % resident);
   const double elements = static_cast<double>(p.batch) * static_cast<double>(p.K) * static_cast<double>(p.M + p.N);

@@ -1,5 +1,5 @@
 // The way out of sums of which each thread holds four neighbouring columns, 16 bytes of sums at once: from registers;
-// or, where TMA can address out and there is nothing to do but to multiply by alpha and to round, by way of its slots.
+// or, of bytes' sums, where TMA can address out, by way of its slots.
 #pragma once
 
 #include <type_traits>
@@ -48,6 +48,23 @@ __device__ void store_quads(const typename Loop::Sums& sums, const QuadsByTma& t
   }
 }
 
+// Multiplies by alpha, adds the bias and applies the activation to sums that store_quads() takes: each thread has two
+// neighbouring columns of a block, one in every other pair of registers.
+template <class Loop>
+__device__ void finish_quads(typename Loop::Sums& sums, const Epilogue& epilogue, int64_t first_col, int64_t N) {
+#pragma unroll
+  for (int block = 0; block < Loop::kBlocks; ++block) {
+    if (epilogue.alpha) OutWriter::scale(sums[block], *epilogue.alpha);
+    if (epilogue.bias) {
+      const int64_t col = first_col + Loop::Fragments::col_of_sums(block);
+      const float bias[2] = {col < N ? epilogue.bias_of(col) : 0.0f, col + 1 < N ? epilogue.bias_of(col + 1) : 0.0f};
+#pragma unroll
+      for (int i = 0; i < Loop::kRegisters; ++i) sums[block][i] += bias[i / 2 % 2];
+    }
+    if (epilogue.activation != Activation::kNone) OutWriter::activate_all(sums[block], epilogue.activation);
+  }
+}
+
 // Of Loop's sums, of the columns from first_col on, what lies inside out, where the CTA's tile begins at `tile`.
 // kPlain: out is float32 and its rows hold whole aligned quads, and there is nothing to do but to store them.
 template <bool kPlain, class Loop>
@@ -64,11 +81,11 @@ __device__ void write_quads(typename Loop::Sums& sums, const Epilogue& epilogue,
     return;
   }
   if constexpr (!Loop::kWritesPlain) {
-    if (tma.possible && epilogue.bias == nullptr && epilogue.activation == Activation::kNone) {
+    if (tma.possible) {
       if constexpr (std::is_same_v<Sum, int32_t>) {
         store_quads<int32_t, Loop>(sums, tma, tile, first_col);
       } else {
-        if (epilogue.alpha) Loop::scale(sums, *epilogue.alpha);
+        finish_quads<Loop>(sums, epilogue, tile.col + first_col, N);
         if (epilogue.out_dtype == DType::kF32) {
           store_quads<float, Loop>(sums, tma, tile, first_col);
         } else if (epilogue.out_dtype == DType::kF16) {

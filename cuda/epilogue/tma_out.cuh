@@ -146,6 +146,23 @@ class OutWriter {
     }
   }
 
+  template <int kRegisters>
+  __device__ static void scale(float (&sums)[kRegisters], float factor) {
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) sums[i] *= factor;
+  }
+
+  template <int kRegisters>
+  __device__ static void activate_all(float (&sums)[kRegisters], Activation activation) {
+    switch (activation) {
+      case Activation::kNone: return;
+      case Activation::kRelu: return activate_in_turns<kRegisters, Activation::kRelu>(sums);
+      case Activation::kSilu: return activate_in_turns<16, Activation::kSilu>(sums);
+      case Activation::kGeluTanh: return activate_in_turns<16, Activation::kGeluTanh>(sums);
+      case Activation::kGeluErf: return activate_in_turns<8, Activation::kGeluErf>(sums);
+    }
+  }
+
   // Before the CTA's shared memory is gone.
   __device__ void wait() {
     if (thread_ == 0) ptx::tma_wait_group_read<0>();
@@ -153,12 +170,6 @@ class OutWriter {
 
  private:
   __device__ void meet() const { ptx::barrier_sync(warpgroup_, ptx::kWarpgroupThreads); }
-
-  template <int kRegisters>
-  __device__ static void scale(float (&sums)[kRegisters], float factor) {
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) sums[i] *= factor;
-  }
 
   template <int kRegisters>
   __device__ void add_bias(float (&sums)[kRegisters]) const {
@@ -170,17 +181,6 @@ class OutWriter {
       sums[i + 1] += pair.y;
       sums[i + 2] += pair.x;
       sums[i + 3] += pair.y;
-    }
-  }
-
-  template <int kRegisters>
-  __device__ static void activate_all(float (&sums)[kRegisters], Activation activation) {
-    switch (activation) {
-      case Activation::kNone: return;
-      case Activation::kRelu: return activate_in_turns<kRegisters, Activation::kRelu>(sums);
-      case Activation::kSilu: return activate_in_turns<16, Activation::kSilu>(sums);
-      case Activation::kGeluTanh: return activate_in_turns<16, Activation::kGeluTanh>(sums);
-      case Activation::kGeluErf: return activate_in_turns<8, Activation::kGeluErf>(sums);
     }
   }
 

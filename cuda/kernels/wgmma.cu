@@ -9,8 +9,8 @@
 // (epilogue/cluster_sums.cuh).
 //
 // TMA needs rows that begin at multiples of 16 bytes, and wgmma K contiguous unless elements have 16 bits: other
-// operands are first copied into the workspace (tile/tma_operand.h). Of float32 rhs need not be: the sums are then
-// those of out transposed, and rhs passes through registers (mainloop/sm90_rhs_registers.cuh).
+// operands are first copied into the workspace (tile/tma_operand.h). Of float32 and of bytes rhs need not be: the sums
+// are then those of out transposed, and rhs passes through registers (mainloop/sm90_rhs_registers.cuh).
 //
 // Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions"; CUTLASS, "Efficient GEMM in
 // CUDA", section "Hopper Warp Specialization".

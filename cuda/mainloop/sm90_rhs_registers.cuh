@@ -115,6 +115,12 @@ struct RhsFragments<Element, kBoxBytes> {
     return second ? Quad{low, high, d[i + 1], d[i + 3]} : Quad{d[i], d[i + 2], low, high};
   }
 
+  // The first of the two, of a block's sums.
+  __device__ static int col_of_sums(int block) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    return (block * 4 + thread / 32) * kColsOfWarp + thread % 32 / kNeighbour * 2;
+  }
+
   template <class Quad, class Sum, int kBlocks, int kRegisters>
   __device__ static void quads(Quad (&out)[kBlocks], const Sum (&sums)[kBlocks][kRegisters], int i) {
 #pragma unroll
@@ -188,14 +194,6 @@ struct RhsInRegisters : Mainloop<Config, Op, false, false> {
   __device__ static void for_each_quad(const Sums& sums, int first_col, F&& f) {
 #pragma unroll
     for (int i = 0; i < kRegisters; i += Fragments::kQuadRegisters) quads_of(sums, first_col, i, i, f);
-  }
-
-  __device__ static void scale(Sums& sums, Sum factor) {
-#pragma unroll
-    for (auto& block : sums) {
-#pragma unroll
-      for (Sum& sum : block) sum *= factor;
-    }
   }
 
   // To the CTA's tile, row-major, of `stride` a multiple of four. The rows further down are at distances that the
