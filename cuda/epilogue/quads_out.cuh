@@ -1,5 +1,5 @@
-// The way out of sums of which each thread holds four neighbouring columns, 16 bytes of sums at once: from registers;
-// or, of bytes' sums, where TMA can address out, by way of its slots.
+// The way out of sums of which each thread can hold four neighbouring columns, 16 bytes at once: from registers; or, of
+// products of bytes, by way of TMA's slots where it can address out.
 #pragma once
 
 #include <type_traits>
