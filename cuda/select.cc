@@ -72,15 +72,15 @@ constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of oper
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
 constexpr double kClusterSumsUs = 5.28, kClusterSumsElementUs = 2.94e-5;
 
-// What a k-tile takes longer whose rhs passes through registers byte by byte (mainloop/sm90_rhs_registers.cuh), shared
-// by the warpgroups that do so at the same time: at 4096^3 tiles of 64 x 128 took 188 us for 119 with K contiguous, of
-// 128 x 128 110 for 94.
+// What 128 columns of a k-tile take longer that pass through registers byte by byte (mainloop/sm90_rhs_registers.cuh),
+// shared by the warpgroups that do so at the same time: at 4096^3 tiles of 64 x 128 took 188 us for 119 with K
+// contiguous, of 128 x 128 110 for 94.
 constexpr double kByteFragmentsUs = 0.12;
 
 double fragments_us(const KernelInfo& info, const Problem& p) {
-  constexpr int kWarpgroup = 128;
+  constexpr int kWarpgroup = 128, kCols = 128;
   const bool bytes = info.tma && size_bytes(p.rhs_dtype) == 1 && !p.rhs.transposed;
-  return bytes ? kByteFragmentsUs / (info.threads / kWarpgroup - 1) : 0.0;
+  return bytes ? kByteFragmentsUs * info.cta_tile.n / kCols / (info.threads / kWarpgroup - 1) : 0.0;
 }
 
 constexpr double kPairsUs = 1.18;  // of CTAs that load for each other, and so wait for each other

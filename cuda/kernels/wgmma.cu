@@ -111,6 +111,9 @@ struct Config64x128x128 : TileConfig<64, 128, 1, 1, false, 8, 1, true> {
 struct Config128x128x128 : TileConfig<128, 128, 1, 2, false, 6, 1, true> {
   using SharedStorage = Storage<Config128x128x128>;
 };
+struct Config256x128x128 : TileConfig<256, 128, 1, 2, false, 4, 1> {  // int8 only: fp8's way out spills registers
+  using SharedStorage = Storage<Config256x128x128>;
+};
 struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2, true> {
   using SharedStorage = Storage<Config128x256x128>;
 };
@@ -346,4 +349,4 @@ JAXGEMM_FAMILY(wgmma, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKer
                &kKernel<Config128x128x64>, &kKernel<Config64x256x64>, &kKernel<Config128x256x64>,
                &kKernel<Config128x256x64_pairs>, &kKernel<Config256x128x64>, &kKernel<Config64x128x32>,
                &kKernel<Config128x128x32>, &kKernel<Config128x256x32>, &kKernel<Config64x128x128>,
-               &kKernel<Config128x128x128>, &kKernel<Config128x256x128>)
+               &kKernel<Config128x128x128>, &kKernel<Config256x128x128>, &kKernel<Config128x256x128>)
