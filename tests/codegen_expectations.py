@@ -346,8 +346,8 @@ def wgmma_rhs_in_registers(instance: Instance, way: int, lhs: str, rhs: str) -> 
     }  # fmt: skip
     if lhs == "float32":  # two pairs to a fragment
         k_tile |= {"LDS.64": 2 * mma, "LDS": 2 * mma}
-    else:  # four registers, each of bytes of two that are read
-        k_tile |= {"LDSM.16.MT88.4": mma, "LDSM": mma, "PRMT": 4 * mma, "LDS": 0}
+    else:  # a fragment by each, whose bytes are then put in order
+        k_tile |= {"LDSM.16.MT88.4": mma, "LDSM": mma, "LDS": 0}
     kernel: dict[str, Count] = {"UTMALDG": AtLeast(2), "USETMAXREG": 2 if consumers > 1 else 0}
     kernel["UTMASTG"] = 0 if lhs == "float32" or way == _CLUSTER else AtLeast(1)
     if way == _PLAIN:
