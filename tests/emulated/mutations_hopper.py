@@ -270,7 +270,7 @@ _RHS_IN_REGISTERS = [
     Mutation("wgmma", "quads do not take turns", "move_down<Fragments::kQuadRegisters, kGroup>(sums);", "",
              file=RHS_IN_REGISTERS, tile=FLOAT32),
     Mutation("wgmma", "groups of quads do not take turns", "move_down<kGroup, kRegisters>(sums);", "",
-             file=RHS_IN_REGISTERS, tile="128x128x32"),
+             file=RHS_IN_REGISTERS, tile="128x128x128"),
     Mutation("wgmma", "quads of misaligned rows", "epilogue.quads_aligned && p.N % 4 == 0", "true", tile=FLOAT32),
     Mutation("wgmma", "quads behind the edge", "if (inside(row, col)) *", "*", file=QUADS_OUT, tile=FLOAT32),
     Mutation("wgmma", "finished quads behind the edge", "if (!inside(row, col)) return;", "",
