@@ -50,10 +50,10 @@ def test_the_command_writes_what_the_chooser_then_uses(gpu: Gpu, capsys: pytest.
 def test_the_command_reports_what_failed_and_goes_on(gpu: Gpu, capsys: pytest.CaptureFixture[str]) -> None:
     gpu.us = {BEST: 25.0, WRONG: 1.0}
     gpu.wrong = {WRONG: one_off}
-    assert main_module.main(["tune", "48x64x80", "--dtype", "float8_e4m3fn", "bfloat16"]) == 1
+    assert main_module.main(["tune", "48x64x80", "--dtype", "int32", "bfloat16"]) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert f"FAILED {KEY}, {WRONG}: its result is " in text
-    assert "FAILED float8_e4m3fn 48x64x80 NN: no kernel takes float8_e4m3fn" in text
+    assert "FAILED int32 48x64x80 NN: no kernel takes int32" in text
     assert user_table().entries == {KEY: Entry(BEST, 25.0, MODEL, 50.0)}
 
 
@@ -74,11 +74,23 @@ def tried(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[Key]:
 def test_problems_of_the_command_line(tried: list[Key], tmp_path: Path) -> None:
     shapes = tmp_path / "shapes.txt"
     shapes.write_text("# layers\n8x16x24  # the first\n\n3x8x16x24\n8x16x24\n")
-    options = ["--layout", "NN", "TT", "--dtype", "float32", "int8", "--precision", "highest", "--batch", "2"]
+    options = [
+        "--layout",
+        "NN",
+        "TT",
+        "--dtype",
+        "float32",
+        "int8",
+        "float8_e5m2",
+        "--precision",
+        "highest",
+        "--batch",
+        "2",
+    ]
     assert main_module.main(["tune", "1x5x6x7", "--shapes", str(shapes), *options]) == 0
     assert tried == [
         Key(dtype, dtype, out, "highest", layout, *sizes)
-        for dtype, out in (("float32", "float32"), ("int8", "int32"))
+        for dtype, out in (("float32", "float32"), ("int8", "int32"), ("float8_e5m2", "bfloat16"))
         for layout in ("NN", "TT")
         for sizes in ((1, 5, 6, 7), (2, 8, 16, 24), (3, 8, 16, 24))
     ], "each once"
