@@ -395,8 +395,7 @@ def instances_of(info: Any) -> int:
     if info.family == "wgmma":  # K contiguous but for 16-bit elements; plain but for 3xTF32, in clusters, and any
         layouts = len(info.layouts) if info.cta_tile[2] == BOX else 1
         ways = 1 + (info.cluster_ctas == 1)
-        # Where rhs along N needs no copy in a workspace though wgmma wants it along K, it passes through registers:
-        # instances of its own, which are also the plain ones of bytes.
+        # Rhs along N that is not copied though wgmma wants it along K: through registers; bytes have no plain one.
         lhs, rhs, out = info.dtypes[0]
         nn = problem(*info.cta_tile, layout="NN", lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out)
         rhs_in_registers = layouts == 1 and _core.workspace_bytes(info.name, nn) == 0

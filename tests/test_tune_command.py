@@ -74,19 +74,8 @@ def tried(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[Key]:
 def test_problems_of_the_command_line(tried: list[Key], tmp_path: Path) -> None:
     shapes = tmp_path / "shapes.txt"
     shapes.write_text("# layers\n8x16x24  # the first\n\n3x8x16x24\n8x16x24\n")
-    options = [
-        "--layout",
-        "NN",
-        "TT",
-        "--dtype",
-        "float32",
-        "int8",
-        "float8_e5m2",
-        "--precision",
-        "highest",
-        "--batch",
-        "2",
-    ]
+    dtypes = ["float32", "int8", "float8_e5m2"]
+    options = ["--layout", "NN", "TT", "--dtype", *dtypes, "--precision", "highest", "--batch", "2"]
     assert main_module.main(["tune", "1x5x6x7", "--shapes", str(shapes), *options]) == 0
     assert tried == [
         Key(dtype, dtype, out, "highest", layout, *sizes)
