@@ -10,12 +10,14 @@ from jaxgemm._choose import Explanation, explain, kernels
 from jaxgemm._dot_general import dot_general
 from jaxgemm._lowering import CpuFallbackWarning
 from jaxgemm._matmul import einsum, matmul
+from jaxgemm._quant import QuantizedMatrix, quantize
 from jaxgemm._tuning import TuningWarning
 from jaxgemm._version import __version__
 
 __all__ = [
     "CpuFallbackWarning",
     "Explanation",
+    "QuantizedMatrix",
     "TuningWarning",
     "__version__",
     "dot_general",
@@ -23,4 +25,5 @@ __all__ = [
     "explain",
     "kernels",
     "matmul",
+    "quantize",
 ]

@@ -12,6 +12,7 @@ from jax.extend.core.primitives import convert_element_type_p
 from jaxgemm._choose import check_name
 from jaxgemm._dot_general import bind, dot_general
 from jaxgemm._epilogue import BIAS_DTYPES, NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
+from jaxgemm._quant import SCALE_DTYPES, QuantizedMatrix
 from jaxgemm._shapes import matmul_shapes
 
 
@@ -59,7 +60,8 @@ def matmul(
     Args:
       lhs: (..., M, K), or (K,).
       rhs: (..., K, N), or (K,). Leading dimensions broadcast; operands of different dtypes are promoted as jax.numpy
-        does.
+        does. Or a :class:`jaxgemm.QuantizedMatrix`, whose numbers take part in the dtype of lhs, which is float16,
+        bfloat16 or float32.
       alpha: None for 1, or a real number or array of shape (): a factor of the accumulator, e.g. ``lhs_scale *
         rhs_scale`` of 8-bit operands. float32 (float64 for float64 results) and an operand of the kernel: a changed
         value compiles nothing. What IEEE 754 says of 0, infinity and NaN holds: alpha = 0 does not hide a NaN.
@@ -80,6 +82,10 @@ def matmul(
       ValueError: an unknown activation, kernel or precision; an alpha of another shape than (); batch dimensions or a
         bias that do not broadcast; a named kernel that cannot run this problem.
     """
+    if isinstance(lhs, QuantizedMatrix):
+        raise TypeError("jaxgemm.matmul takes quantised weights as rhs: swap the operands, or lhs.dequantize()")
+    if isinstance(rhs, QuantizedMatrix):
+        lhs, rhs = _dequantized(lhs, rhs)
     lhs, rhs, weak = _operands(lhs, rhs, preferred_element_type)
     shapes = matmul_shapes(lhs.shape, rhs.shape)
     activation = canonical_activation(activation)
@@ -113,6 +119,16 @@ def matmul(
         return _permuted(out, shapes.permutation)
     accumulator = _permuted(gemm(preferred_element_type=accumulator_dtype(out_dtype)), shapes.permutation)
     return apply_epilogue(accumulator, alpha, bias, activation).astype(out_dtype)
+
+
+def _dequantized(lhs: Any, rhs: QuantizedMatrix) -> tuple[jax.Array, jax.Array]:
+    """Operands of one dtype, that of lhs."""
+    lhs = jnp.asarray(lhs)
+    if lhs.dtype.name not in SCALE_DTYPES:
+        raise TypeError(f"lhs of dtype {lhs.dtype} with {rhs!r}: convert lhs to one of {', '.join(SCALE_DTYPES)}")
+    if lhs.ndim == 0 or lhs.shape[-1] != rhs.k:
+        raise TypeError(f"jaxgemm.matmul cannot contract lhs of shape {lhs.shape} with {rhs!r}: K is {rhs.k}")
+    return lhs, rhs.dequantize(lhs.dtype)
 
 
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)

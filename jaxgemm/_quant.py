@@ -1,0 +1,287 @@
+"""``jaxgemm.quantize`` and the pytree that it returns."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgemm import _packing
+
+SCALE_DTYPES = ("float16", "bfloat16", "float32")
+METHODS = ("rtn", "mse")
+_SHRINKS = np.linspace(1.0, 0.5, 51, dtype=np.float32)
+
+
+def middle(bits: int) -> int:
+    """The zero point of symmetric codes."""
+    return 2 ** (bits - 1)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["packed", "scales", "zeros", "permutation"],
+    meta_fields=["k", "n", "bits", "group_size"],
+)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class QuantizedMatrix:
+    """A matrix (..., K, N) of codes of 4 or 8 bits, with a scale for each group of rows of each column.
+
+    Element (k, n) is ``(code - zero) * scale``, with scale and zero of group ``k // group_size`` and column n. It is a
+    pytree: it may be an argument or result of ``jax.jit``, be scanned over, be vmapped along leading dimensions, and be
+    sharded along N (axis -3 of ``packed``, the last of ``scales``) or K (axis -2 of both).
+
+    Attributes:
+      packed: uint8 (..., N tiles, K tiles, bytes): the codes, in the kernels' order (jaxgemm/_packing.py).
+      scales: (..., groups, N), of float16, bfloat16 or float32.
+      zeros: None if all are in the middle of the codes (symmetric); else (..., groups, N), uint8 or of the dtype of
+        scales.
+      permutation: None, or int32 (..., K): row i of the codes is row ``permutation[i]`` of the matrix, where rows of a
+        group do not lie together ("act-order").
+      k, n: sizes of the matrix.
+      bits: 4 or 8.
+      group_size: rows of a group; the last one may be shorter.
+    """
+
+    packed: Any
+    scales: Any
+    zeros: Any
+    permutation: Any
+    k: int
+    n: int
+    bits: int
+    group_size: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.packed.shape[:-3], self.k, self.n)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the scales, in which the matrix is meant."""
+        return self.scales.dtype
+
+    @property
+    def symmetric(self) -> bool:
+        return self.zeros is None
+
+    @property
+    def nbytes(self) -> int:
+        """Of everything that a kernel reads, padding included."""
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(self))
+
+    def astype(self, dtype: Any) -> "QuantizedMatrix":
+        """The same codes with scales, and zeros that are no integers, of another dtype."""
+        zeros = self.zeros
+        if zeros is not None and jnp.issubdtype(zeros.dtype, jnp.floating):
+            zeros = zeros.astype(dtype)
+        return dataclasses.replace(self, scales=self.scales.astype(_scale_dtype(dtype)), zeros=zeros)
+
+    def dequantize(self, dtype: Any = None) -> jax.Array:
+        """The matrix (..., K, N): computed in float32, then rounded to ``dtype``, by default that of the scales."""
+        codes = _packing.unpack(self.packed, self.k, self.n, self.bits).astype(jnp.float32)
+        zeros = jnp.float32(middle(self.bits)) if self.zeros is None else self._rows(self.zeros)
+        matrix = ((codes - zeros) * self._rows(self.scales)).astype(dtype or self.dtype)
+        if self.permutation is None:
+            return matrix
+        return jnp.take_along_axis(matrix, jnp.argsort(self.permutation, axis=-1)[..., None], axis=-2)
+
+    def _rows(self, of_groups: jax.Array) -> jax.Array:
+        """One row for each row of the codes."""
+        return jnp.repeat(of_groups.astype(jnp.float32), self.group_size, axis=-2)[..., : self.k, :]
+
+    def __rmatmul__(self, lhs: Any) -> jax.Array:
+        from jaxgemm._matmul import matmul
+
+        return matmul(lhs, self)
+
+    def __repr__(self) -> str:
+        def of(x: Any) -> str:
+            return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else repr(x)
+
+        kind = "symmetric" if self.zeros is None else f"zeros {of(self.zeros)}"
+        order = "" if self.permutation is None else f", permutation {of(self.permutation)}"
+        return (
+            f"QuantizedMatrix(K={self.k}, N={self.n}, {self.bits} bits, groups of {self.group_size}, {kind}, "
+            f"scales {of(self.scales)}, packed {of(self.packed)}{order})"
+        )
+
+
+def _scale_dtype(dtype: Any) -> np.dtype:
+    dtype = jnp.dtype(dtype)
+    if dtype.name not in SCALE_DTYPES:
+        raise TypeError(f"scales of dtype {dtype} are none of {', '.join(SCALE_DTYPES)}: name one of them")
+    return dtype
+
+
+def check_bits_and_group(bits: Any, group_size: Any) -> None:
+    """Raises ValueError for what no kernel takes."""
+    if bits not in _packing.BITS:
+        raise ValueError(f"bits={bits!r} is none of {', '.join(map(str, _packing.BITS))}")
+    if type(group_size) is not int or group_size < 1:
+        raise ValueError(
+            f"group_size={group_size!r} is no positive number of rows: 32, 64, 128, or -1 for whole columns"
+        )
+
+
+def from_codes(
+    codes: Any, scales: Any, zeros: Any = None, *, bits: int = 4, group_size: int = 128, permutation: Any = None
+) -> QuantizedMatrix:
+    """A matrix of codes that exist already, e.g. those of a checkpoint (see ``jaxgemm.formats``).
+
+    Args:
+      codes: unsigned integers (..., K, N) below ``2**bits``.
+      scales: floating-point (..., groups, N).
+      zeros: None for ``2**(bits - 1)`` everywhere, or (..., groups, N): integers from 0 to 255, or floating-point.
+      bits: 4 or 8.
+      group_size: rows to a scale; -1: all.
+      permutation: None, or (..., K): row i of codes is row ``permutation[i]`` of the matrix.
+
+    Raises:
+      ValueError: shapes that do not fit together.
+      TypeError: dtypes that are none of the above.
+    """
+    codes, scales = jnp.asarray(codes), jnp.asarray(scales)
+    if codes.ndim < 2 or not jnp.issubdtype(codes.dtype, jnp.unsignedinteger):
+        raise TypeError(f"codes are unsigned integers of two or more dimensions, not {codes.dtype}{list(codes.shape)}")
+    *batch, k, n = codes.shape
+    group_size = max(k, 1) if group_size == -1 else group_size
+    check_bits_and_group(bits, group_size)
+    _scale_dtype(scales.dtype)
+    wanted = (*batch, -(-k // group_size), n)
+    for what, x in (("scales", scales), ("zeros", zeros)):
+        if x is not None and jnp.shape(x) != wanted:
+            raise ValueError(
+                f"{what} of shape {jnp.shape(x)} do not fit codes of shape {codes.shape} with group_size={group_size}: "
+                f"they would have {wanted}"
+            )
+    if zeros is not None:
+        zeros = jnp.asarray(zeros)
+        zeros = zeros.astype(jnp.uint8 if jnp.issubdtype(zeros.dtype, jnp.integer) else scales.dtype)
+    if permutation is not None:
+        permutation = jnp.asarray(permutation, jnp.int32)
+        if permutation.shape != (*batch, k):
+            raise ValueError(
+                f"a permutation of the rows of {codes.shape} has shape {(*batch, k)}, not {permutation.shape}"
+            )
+    packed = _packing.pack(codes, bits, middle(bits))
+    return QuantizedMatrix(packed, scales, zeros, permutation, k, n, bits, group_size)
+
+
+def codes_of(matrix: QuantizedMatrix) -> jax.Array:
+    """The codes (..., K, N) as uint8, in the order of the groups: rows are permuted if the matrix says so."""
+    return _packing.unpack(matrix.packed, matrix.k, matrix.n, matrix.bits)
+
+
+def quantize(
+    w: Any,
+    *,
+    bits: int = 4,
+    group_size: int = 128,
+    symmetric: bool = True,
+    axis: int = -2,
+    method: Literal["rtn", "mse"] = "rtn",
+    scale_dtype: Any = None,
+) -> QuantizedMatrix:
+    """Rounds a matrix to codes of few bits, with a scale for each group of rows of each column.
+
+    Args:
+      w: floating-point (..., K, N), or (..., N, K) with ``axis=-1``. Leading dimensions are kept: layers, experts.
+      bits: 4 or 8.
+      group_size: rows to a scale, e.g. 32, 64 or 128; -1: all. The last group may be shorter.
+      symmetric: codes mean ``(code - 2**(bits - 1)) * scale``; else ``(code - zero) * scale`` with a zero, an integer,
+        for each group.
+      axis: which of the last two dimensions is contracted.
+      method: "rtn": the largest number of a group decides its scale, all are rounded to nearest. "mse": of some scales
+        up to that one, the one with the least squared error (as Nahshan et al., "Loss Aware Post-training
+        Quantization", Machine Learning 110, 2021, choose clipping).
+      scale_dtype: float16, bfloat16 or float32; by default that of ``w``.
+
+    Returns:
+      A :class:`QuantizedMatrix` of shape (..., K, N).
+
+    Raises:
+      TypeError: ``w`` is no floating-point array of two or more dimensions; a scale_dtype that is none of the above.
+      ValueError: bits, group_size, axis or method that are none of the above.
+    """
+    w = jnp.asarray(w)
+    if w.ndim < 2 or not jnp.issubdtype(w.dtype, jnp.floating):
+        raise TypeError(f"jaxgemm.quantize takes floating-point matrices, got {w.dtype}{list(w.shape)}")
+    if axis not in (-2, -1, w.ndim - 2, w.ndim - 1):
+        raise ValueError(
+            f"axis={axis!r} is none of the last two of shape {w.shape}: -2 for (..., K, N), -1 for (..., N, K)"
+        )
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is none of {', '.join(map(repr, METHODS))}")
+    if axis % w.ndim == w.ndim - 1:
+        w = jnp.swapaxes(w, -1, -2)
+    k = w.shape[-2]
+    group_size = max(k, 1) if group_size == -1 else group_size
+    check_bits_and_group(bits, group_size)
+    dtype = _scale_dtype(w.dtype if scale_dtype is None else scale_dtype)
+    scales, zeros = _scales(_groups(w, group_size), bits, symmetric, method, dtype)
+    offsets = middle(bits) if zeros is None else jnp.repeat(zeros, group_size, axis=-2)[..., :k, :].astype(jnp.float32)
+    rows = jnp.repeat(scales.astype(jnp.float32), group_size, axis=-2)[..., :k, :]
+    codes = _rounded(w.astype(jnp.float32), rows, offsets, bits).astype(jnp.uint8)
+    return from_codes(codes, scales, zeros, bits=bits, group_size=group_size)
+
+
+def _groups(w: jax.Array, group_size: int) -> jax.Array:
+    """(..., groups, rows, N) in float32; zeros, which change no scale, after the last row."""
+    *batch, k, n = w.shape
+    count = -(-k // group_size)
+    padded = jnp.pad(w.astype(jnp.float32), [(0, 0)] * len(batch) + [(0, count * group_size - k), (0, 0)])
+    return padded.reshape(*batch, count, group_size, n)
+
+
+def _rounded(x: jax.Array, scale: jax.Array, offset: Any, bits: int) -> jax.Array:
+    return jnp.clip(jnp.round(x / scale) + offset, 0, 2**bits - 1)
+
+
+def _scales(
+    groups: jax.Array, bits: int, symmetric: bool, method: str, dtype: np.dtype
+) -> tuple[jax.Array, jax.Array | None]:
+    """Scales (..., groups, N) and zeros, as integers, of the same shape."""
+    low, high = (jnp.minimum(groups.min(-2), 0), jnp.maximum(groups.max(-2), 0)) if groups.size else (0, 0)
+    if not groups.size:
+        empty = jnp.ones((*groups.shape[:-2], groups.shape[-1]), dtype)
+        return empty, None if symmetric else jnp.full(empty.shape, middle(bits), jnp.uint8)
+
+    def at(shrink: Any) -> tuple[jax.Array, jax.Array | None]:
+        if symmetric:
+            span = 2 * jnp.maximum(-low, high)
+        else:
+            span = high - low
+        scale = span * shrink / (2**bits - 1)
+        smallest = jnp.finfo(dtype).smallest_normal
+        scale = jnp.where(scale < smallest, jnp.float32(1), scale).astype(dtype)  # a group of zeros; NaN stays
+        if symmetric:
+            return scale, None
+        return scale, jnp.clip(jnp.round(-low * shrink / scale.astype(jnp.float32)), 0, 2**bits - 1).astype(jnp.uint8)
+
+    if method == "rtn":
+        return at(1.0)
+
+    def error(scale: jax.Array, zero: jax.Array | None) -> jax.Array:
+        offset = jnp.float32(middle(bits)) if zero is None else zero.astype(jnp.float32)[..., None, :]
+        wide = scale.astype(jnp.float32)[..., None, :]
+        return jnp.square((_rounded(groups, wide, offset, bits) - offset) * wide - groups).sum(-2)
+
+    def better(best: Any, shrink: jax.Array) -> tuple[Any, None]:
+        candidate = at(shrink)
+        errors = error(*candidate)
+        wins = errors < best[0]
+        pick = lambda new, old: jnp.where(wins, new, old)  # noqa: E731
+        return (pick(errors, best[0]), jax.tree.map(pick, candidate, best[1])), None
+
+    first = at(_SHRINKS[0])
+    (_, chosen), _ = lax.scan(better, (error(*first), first), jnp.asarray(_SHRINKS[1:]))
+    return chosen
