@@ -256,10 +256,7 @@ def _scales(
         return empty, None if symmetric else jnp.full(empty.shape, middle(bits), jnp.uint8)
 
     def at(shrink: Any) -> tuple[jax.Array, jax.Array | None]:
-        if symmetric:
-            span = 2 * jnp.maximum(-low, high)
-        else:
-            span = high - low
+        span = 2 * jnp.maximum(-low, high) if symmetric else high - low
         scale = span * shrink / (2**bits - 1)
         smallest = jnp.finfo(dtype).smallest_normal
         scale = jnp.where(scale < smallest, jnp.float32(1), scale).astype(dtype)  # a group of zeros; NaN stays

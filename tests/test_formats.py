@@ -226,10 +226,10 @@ def test_damaged_checkpoints(tmp_path: Path, rng: np.random.Generator) -> None:
     folder = fresh()
     file = folder / "model-00001-of-00002.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="model-00001-of-00002.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00002\.safetensors is damaged"):
         load_safetensors(folder)
     file.unlink()
-    with pytest.raises(FileNotFoundError, match="is not there, though model.safetensors.index.json names it"):
+    with pytest.raises(FileNotFoundError, match=r"is not there, though model\.safetensors\.index\.json names it"):
         load_safetensors(folder)
     for change, match in [
         (
@@ -253,7 +253,7 @@ def test_damaged_checkpoints(tmp_path: Path, rng: np.random.Generator) -> None:
     tensors = load_file(folder / "model-00001-of-00002.safetensors")
     tensors.pop("model.layers.1.mlp.up_proj.qzeros")
     save_file(tensors, folder / "model-00001-of-00002.safetensors")
-    with pytest.raises(CheckpointError, match="has g_idx, qweight, scales, but no qzeros|but no qzeros"):
+    with pytest.raises(CheckpointError, match="has g_idx, qweight, scales, but no qzeros"):
         load_safetensors(folder)
     for text, match in [
         ("{", "is not JSON"), ("[]", "holds no JSON object"), ("{}", "is not quantised"),

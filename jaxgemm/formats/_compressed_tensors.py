@@ -2,7 +2,8 @@
 
 ``weight_packed`` int32 (N, ceil(K * bits / 32)): bits b i of word (n, c) hold the code of row (32 / b) c + i, which is
 the signed number plus 2^(b - 1). ``weight_scale`` (N, groups). ``weight_zero_point`` int32 (ceil(N * bits / 32),
-groups), packed along N with the same offset. ``weight_shape`` (2): N and K. ``weight_g_idx`` int32 (K): the group of each row.
+groups), packed along N with the same offset. ``weight_shape`` (2): N and K. ``weight_g_idx`` int32 (K): the group of
+each row.
 """
 
 from typing import Any
