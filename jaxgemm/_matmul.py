@@ -12,6 +12,8 @@ from jax.extend.core.primitives import convert_element_type_p
 from jaxgemm._choose import check_name
 from jaxgemm._dot_general import bind, dot_general
 from jaxgemm._epilogue import BIAS_DTYPES, NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
+from jaxgemm._mixed import Form
+from jaxgemm._mixed import bind as mixed
 from jaxgemm._quant import SCALE_DTYPES, QuantizedMatrix
 from jaxgemm._shapes import matmul_shapes
 
@@ -85,7 +87,9 @@ def matmul(
     if isinstance(lhs, QuantizedMatrix):
         raise TypeError("jaxgemm.matmul takes quantised weights as rhs: swap the operands, or lhs.dequantize()")
     if isinstance(rhs, QuantizedMatrix):
-        lhs, rhs = _dequantized(lhs, rhs)
+        check_name(kernel)
+        name = canonical_activation(activation)
+        return _matmul_quantized(lhs, rhs, alpha, bias, name, preferred_element_type, kernel)
     lhs, rhs, weak = _operands(lhs, rhs, preferred_element_type)
     shapes = matmul_shapes(lhs.shape, rhs.shape)
     activation = canonical_activation(activation)
@@ -121,14 +125,46 @@ def matmul(
     return apply_epilogue(accumulator, alpha, bias, activation).astype(out_dtype)
 
 
-def _dequantized(lhs: Any, rhs: QuantizedMatrix) -> tuple[jax.Array, jax.Array]:
-    """Operands of one dtype, that of lhs."""
+def _matmul_quantized(
+    lhs: Any, rhs: QuantizedMatrix, alpha: Any, bias: Any, activation: str, preferred: Any, kernel: str | None
+) -> jax.Array:
+    """:func:`matmul` with quantised weights: those of an expert or layer each, or the same for all of lhs."""
     lhs = jnp.asarray(lhs)
     if lhs.dtype.name not in SCALE_DTYPES:
         raise TypeError(f"lhs of dtype {lhs.dtype} with {rhs!r}: convert lhs to one of {', '.join(SCALE_DTYPES)}")
     if lhs.ndim == 0 or lhs.shape[-1] != rhs.k:
         raise TypeError(f"jaxgemm.matmul cannot contract lhs of shape {lhs.shape} with {rhs!r}: K is {rhs.k}")
-    return lhs, rhs.dequantize(lhs.dtype)
+    out_dtype = lhs.dtype if preferred is None else jax.dtypes.canonicalize_dtype(preferred)
+    if not jnp.issubdtype(out_dtype, jnp.floating):
+        raise TypeError(f"the product of {lhs.dtype} and quantised weights is floating-point, not {out_dtype}")
+    shapes = matmul_shapes(lhs.shape, rhs.shape)
+    alpha = None if alpha is None else _checked_alpha(alpha, out_dtype)
+    bias = None if bias is None else _checked_bias(bias, shapes.out_shape, out_dtype)
+    if rhs.permutation is not None:
+        lhs = jnp.take(lhs, rhs.permutation, axis=-1) if rhs.ndim == 2 else lhs
+    batch = rhs.shape[:-2]
+    if batch:  # one matrix to each leading index, as far as lhs has no more of those
+        leading = jnp.broadcast_shapes(lhs.shape[:-2], batch)
+        if leading != batch or rhs.permutation is not None:
+            dense = rhs.dequantize(lhs.dtype)
+            return matmul(
+                lhs, dense, alpha=alpha, bias=bias, activation=None if activation == NO_ACTIVATION else activation,
+                preferred_element_type=preferred, kernel=kernel,
+            )  # fmt: skip
+        one_row = lhs.ndim == 1
+        lhs = jnp.broadcast_to(lhs[None] if one_row else lhs, (*batch, *(lhs[None] if one_row else lhs).shape[-2:]))
+    row_bias = bias is None or bias.shape == (rhs.n,)
+    fused = accumulator_dtype(out_dtype) == np.float32 and row_bias
+    form = Form(
+        rhs.k, rhs.n, rhs.bits, rhs.group_size, rhs.zeros is not None, fused and alpha is not None,
+        activation if fused else NO_ACTIVATION, np.dtype(out_dtype if fused else np.float32),
+    )  # fmt: skip
+    if not fused:
+        accumulator = mixed(lhs, rhs, form=form, kernel=kernel).reshape(shapes.out_shape)
+        return apply_epilogue(accumulator, alpha, bias, activation).astype(out_dtype)
+    vector = bias if bias is None or str(bias.dtype) in BIAS_DTYPES else bias.astype(np.float32)
+    epilogue = [x for x in (alpha, vector) if x is not None]
+    return mixed(lhs, rhs, *epilogue, form=form, kernel=kernel).reshape(shapes.out_shape)
 
 
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
