@@ -170,7 +170,6 @@ def _batch(operands: Any, dims: Any, *, form: Form, kernel: str | None) -> Any:
     """An axis of x alone is one of tokens; of the weights, a batch dimension; of alpha or bias, the epilogue is left to
     XLA.
     """
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     count = form.batched_operands
     if any(d is not None for d in dims[count:]):
         accumulator, d = _batch(operands[:count], dims[:count], form=form.accumulates, kernel=kernel)
@@ -186,6 +185,7 @@ def _batch(operands: Any, dims: Any, *, form: Form, kernel: str | None) -> Any:
     if all(d is None for d in dims[1:count]):
         x = jnp.moveaxis(operands[0], dims[0], nb)
         return mixed_gemm_p.bind(x, *operands[1:], form=form, kernel=kernel), nb
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     mapped = [batching.bdim_at_front(x, d, size) for x, d in zip(operands[:count], dims[:count], strict=True)]
     return mixed_gemm_p.bind(*mapped, *operands[count:], form=form, kernel=kernel), 0
 

@@ -1,0 +1,128 @@
+"""jaxgemm.matmul with quantised weights against the same with the dequantised matrix, through every transform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgemm
+
+K, N = 96, 40
+KINDS = {"symmetric": {}, "integer zeros": {"symmetric": False}, "8 bits": {"bits": 8}}
+
+
+def weights(rng: np.random.Generator, *batch: int, float_zeros: bool = False, **options: Any) -> Any:
+    matrix = jaxgemm.quantize(jnp.asarray(rng.standard_normal((*batch, K, N)), jnp.float32), group_size=32, **options)
+    if not float_zeros:
+        return matrix
+    zeros = jnp.asarray(rng.uniform(6, 9, matrix.scales.shape), jnp.float32)
+    return jax.tree.unflatten(
+        jax.tree.structure(weights(rng, *batch, symmetric=False)), [matrix.packed, matrix.scales, zeros]
+    )
+
+
+def x_of(rng: np.random.Generator, *shape: int) -> jax.Array:
+    return jnp.asarray(rng.standard_normal((*shape, K)), jnp.float32)
+
+
+def close(got: Any, wanted: Any) -> None:
+    """Of float32: sums in another order, of K numbers of size 1."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-4), got, wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("lhs", "batch"), [((), ()), ((7,), ()), ((2, 3, 7), ()), ((7,), (3,)), ((3, 7), (3,)), ((1, 7), (3,)), ((5, 3, 7), (3,)), ((), (3,))]
+)  # fmt: skip
+def test_shapes(kind: str, lhs: tuple[int, ...], batch: tuple[int, ...], rng: np.random.Generator) -> None:
+    matrix, x = weights(rng, *batch, **KINDS[kind]), x_of(rng, *lhs)
+    wanted = jnp.matmul(x, matrix.dequantize(), precision="highest")
+    got = jax.jit(jaxgemm.matmul)(x, matrix)
+    assert got.shape == wanted.shape
+    close(got, wanted)
+
+
+def loss(x: Any, scales: Any, zeros: Any, bias: Any, alpha: Any, matrix: Any, product: Any) -> jax.Array:
+    matrix = jax.tree.unflatten(jax.tree.structure(matrix), [matrix.packed, scales, zeros])
+    return jnp.sin(product(x, matrix, alpha, bias)).sum()
+
+
+def ours(x: Any, matrix: Any, alpha: Any, bias: Any) -> jax.Array:
+    return jaxgemm.matmul(x, matrix, alpha=alpha, bias=bias, activation="silu")
+
+
+def dense(x: Any, matrix: Any, alpha: Any, bias: Any) -> jax.Array:
+    return jax.nn.silu(alpha * jnp.matmul(x, matrix.dequantize(), precision="highest") + bias)
+
+
+def test_gradients_of_everything(rng: np.random.Generator) -> None:
+    matrix = weights(rng, float_zeros=True)
+    arguments = (x_of(rng, 5), matrix.scales, matrix.zeros, jnp.ones(N), jnp.float32(0.3))
+    every = tuple(range(5))
+    got = jax.grad(loss, every)(*arguments, matrix, ours)
+    close(got, jax.grad(loss, every)(*arguments, matrix, dense))
+    tangents = jax.tree.map(jnp.ones_like, arguments)
+    for f in (ours, dense):
+        _, tangent = jax.jvp(lambda *a, f=f: loss(*a, matrix, f), arguments, tangents)
+        np.testing.assert_allclose(tangent, sum(jax.tree.leaves(jax.tree.map(jnp.sum, got))), rtol=1e-3)
+
+
+def test_second_derivative_by_x(rng: np.random.Generator) -> None:
+    matrix, x = weights(rng), x_of(rng, 3)
+
+    def curvature(product: Any) -> Any:
+        return jax.grad(lambda y: (jax.grad(lambda z: (product(z) ** 3).sum())(y) ** 2).sum())(x)
+
+    w = matrix.dequantize()
+    got, wanted = (
+        curvature(lambda z: jaxgemm.matmul(z, matrix)),
+        curvature(lambda z: jnp.matmul(z, w, precision="highest")),
+    )
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * float(abs(wanted).max()))
+
+
+@pytest.mark.parametrize(
+    "axes", [(0, None, None), (None, 0, None), (0, 0, None), (0, 0, 0), (None, None, 0), (1, 0, 0)]
+)
+def test_vmap(axes: tuple[Any, ...], rng: np.random.Generator) -> None:
+    x = x_of(rng, *((4, 3) if axes[0] == 0 else (5, 3) if axes[0] == 1 else (5,)))
+    if axes == (1, 0, 0):
+        x = jnp.moveaxis(x_of(rng, 4, 5), 0, 1)
+    matrix = weights(rng, *(() if axes[1] is None else (4,)))
+    bias = jnp.asarray(rng.standard_normal((4, N) if axes[2] == 0 else (N,)), jnp.float32)
+
+    def product(x: Any, matrix: Any, bias: Any, f: Any) -> jax.Array:
+        return f(x, matrix, jnp.float32(2), bias)
+
+    got, wanted = (
+        jax.vmap(lambda x, w, b, f=f: product(x, w, b, f), in_axes=axes)(x, matrix, bias) for f in (ours, dense)
+    )
+    close(got, wanted)
+
+
+def test_one_call_in_the_program(rng: np.random.Generator) -> None:
+    text = str(
+        jax.make_jaxpr(jax.vmap(ours, in_axes=(0, None, None, None)))(
+            x_of(rng, 4, 3), weights(rng), jnp.float32(1), jnp.ones(N)
+        )
+    )
+    assert text.count("jaxgemm_mixed_gemm") == 1
+    assert "dot_general" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"kernel": "nothing"}, ValueError, "nothing"),
+        ({"activation": "tanh"}, ValueError, "tanh"),
+        ({"bias": np.ones(N + 1, np.float32)}, ValueError, "does not broadcast"),
+        ({"preferred_element_type": np.int32}, TypeError, "floating-point, not int32"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], error: type[Exception], match: str, rng: np.random.Generator) -> None:
+    with pytest.raises(error, match=match):
+        jaxgemm.matmul(x_of(rng, 3), weights(rng), **change)
