@@ -11,21 +11,33 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import checks, peers
-from benchmarks.results import RESULTS, ResultFile, Row, current_header, full_name, make_row, problem_of
-from benchmarks.shapes import LADDER_SIZE, SUITES, Problem, Suite, suite
+from benchmarks.mixed import Mixed
+from benchmarks.results import (
+    MIXED_SUITE,
+    RESULTS,
+    ResultFile,
+    Row,
+    any_problem_of,
+    current_header,
+    full_name,
+    make_row,
+    problem_of,
+)
+from benchmarks.shapes import LADDER_SIZE, SUITES, AnyProblem, Problem, Suite, suite
 from benchmarks.tables import fastest_of_families
 from jaxgemm._files import device_slug
-from jaxgemm._timing import compare, rotating_arg_sets
+from jaxgemm._timing import Args, compare, rotating_arg_sets
 from jaxgemm._tuning import SETTING as TUNING_SETTING
 
 ROUNDS = 20
@@ -54,6 +66,44 @@ class Log:
         self.note(f"FAILED {self.failures[-1]}")
 
 
+Inputs = Sequence[Args] | Mapping[str, Sequence[Args]]
+
+
+class Judge(Protocol):
+    """Knows what a result should be."""
+
+    def error_over_bound(self, out: Any, /) -> float: ...
+
+
+class Method(Protocol):
+    """How the problems of a suite are measured."""
+
+    def lower(self, problem: Any, kernel: str | None, /) -> peers.Candidate: ...
+    def inputs(self, problem: Any, names: Sequence[str], /) -> Inputs: ...
+    def reference(self, problem: Any, args: Args, /) -> Judge: ...
+    def peer_compilers(self, problem: Any, kernel: str | None, /) -> dict[str, Callable[[], Callable[..., Any]]]: ...
+    def done(self, problem: Any, /) -> None: ...
+
+
+class Dense:
+    """Products of two arrays, which all functions read."""
+
+    def lower(self, problem: Problem, kernel: str | None) -> peers.Candidate:
+        return peers.lower(problem, kernel)
+
+    def inputs(self, problem: Problem, names: Sequence[str]) -> Sequence[Args]:
+        return rotating_arg_sets(problem.operands, problem.input_bytes)
+
+    def reference(self, problem: Problem, args: Args) -> Judge:
+        return checks.Reference.of(problem, *args)
+
+    def peer_compilers(self, problem: Problem, kernel: str | None) -> dict[str, Callable[[], Callable[..., Any]]]:
+        return {name: partial(peers.compile_peer, problem, options) for name, options in peers.PEERS.items()}
+
+    def done(self, problem: Problem) -> None:
+        jax.clear_caches()  # executables hold device memory
+
+
 @dataclass(frozen=True)
 class Bench:
     """One run of the driver."""
@@ -62,10 +112,11 @@ class Bench:
     registry: Sequence[peers.KernelInfo]
     log: Log
     kernel: str | None = None  # family or full name, if only that one is wanted
+    method: Method = field(default_factory=Dense)
 
-    def requested(self, suite_name: Suite, problem: Problem) -> list[str | None]:
+    def requested(self, suite_name: Suite, problem: AnyProblem) -> list[str | None]:
         """Kernels to ask jaxgemm for on a problem; None stands for the chooser's."""
-        if suite_name == "dense":
+        if suite_name != "ladder" or not isinstance(problem, Problem):
             return [self.kernel]
         infos = [info for info in self.registry if peers.on_rung(info, problem) and self.kernel_wanted(info)]
         if problem.m == LADDER_SIZE:
@@ -82,19 +133,18 @@ class Bench:
         best = fastest_of_families(self.results.document["rows"], problem).values()
         return {full_name(row) for row in best if row["us"] * problem.flops / problem_of(row).flops <= MAX_LADDER_US}
 
-    def run(self, suite_name: Suite, problem: Problem) -> None:
+    def run(self, suite_name: Suite, problem: AnyProblem) -> None:
         """Checks, times and saves what is missing for one problem."""
         missing = self._lower_missing(suite_name, problem)
         if not missing:
             return
-        arg_sets = rotating_arg_sets(problem.operands, problem.input_bytes)
-        ours, errors = self._correct(problem, missing, arg_sets[0])
+        inputs = self.method.inputs(problem, list(missing))
+        ours, errors = self._correct(problem, missing, inputs)
         if not ours:
             return
-        timings = compare(
-            {**ours, **self._peers(problem)}, arg_sets, rounds=ROUNDS, min_rounds=MIN_ROUNDS, budget_s=BUDGET_S
-        )
-        peers_us = {name: timings[name].us for name in peers.PEERS if name in timings}
+        others = self._peers(problem)
+        timings = compare({**ours, **others}, inputs, rounds=ROUNDS, min_rounds=MIN_ROUNDS, budget_s=BUDGET_S)
+        peers_us = {name: timings[name].us for name in others}
         for name in ours:
             timing = timings[name]
             if timing.source != "cupti":
@@ -105,14 +155,14 @@ class Bench:
             self.results.add(row)
             self.log.note(_summary(row))
 
-    def _lower_missing(self, suite_name: Suite, problem: Problem) -> dict[str, peers.Candidate]:
+    def _lower_missing(self, suite_name: Suite, problem: AnyProblem) -> dict[str, peers.Candidate]:
         """Traced candidates without a row yet, by full kernel name."""
         missing: dict[str, peers.Candidate] = {}
         for requested in self.requested(suite_name, problem):
             if requested is not None and (suite_name, problem, requested) in self.results.keys:
                 continue
             try:
-                candidate = peers.lower(problem, requested)
+                candidate = self.method.lower(problem, requested)
             except ValueError as error:
                 self.log.note(f"skipped {problem.label}, {requested}: {error}")
                 continue
@@ -123,10 +173,11 @@ class Bench:
         return missing
 
     def _correct(
-        self, problem: Problem, candidates: dict[str, peers.Candidate], args: tuple[jax.Array, ...]
+        self, problem: AnyProblem, candidates: dict[str, peers.Candidate], inputs: Inputs
     ) -> tuple[dict[str, Callable[..., Any]], dict[str, float]]:
         """Compiles the candidates and keeps those whose error is within the bound."""
-        reference = checks.Reference.of(problem, *args)
+        args = inputs[next(iter(candidates))][0] if isinstance(inputs, Mapping) else inputs[0]
+        reference = self.method.reference(problem, args)
         fns: dict[str, Callable[..., Any]] = {}
         errors: dict[str, float] = {}
         for name, candidate in candidates.items():
@@ -142,12 +193,12 @@ class Bench:
                 self.log.fail(f"{problem.label}, {name}", f"wrong result, its error is {error:.3g} of the bound")
         return fns, errors
 
-    def _peers(self, problem: Problem) -> dict[str, Callable[..., Any]]:
-        """Compiled peers; one that XLA cannot compile for the problem is left out."""
+    def _peers(self, problem: AnyProblem) -> dict[str, Callable[..., Any]]:
+        """Compiled peers; one that cannot be compiled for the problem is left out."""
         compiled: dict[str, Callable[..., Any]] = {}
-        for name, options in peers.PEERS.items():
+        for name, compile_peer in self.method.peer_compilers(problem, self.kernel).items():
             try:
-                compiled[name] = peers.compile_peer(problem, options)
+                compiled[name] = compile_peer()
             except Exception as error:
                 self.log.note(f"no {name} for {problem.label}: {str(error).splitlines()[0][:200]}")
         return compiled
@@ -156,7 +207,7 @@ class Bench:
 def _summary(row: Row) -> str:
     ratios = ", ".join(f"{us / row['us']:.2f} x {name}" for name, us in row["peers_us"].items())
     time_text = f"{row['us']:.1f} us ({row['tflops']:.1f} TFLOP/s, {row['gbps']:.0f} GB/s)"
-    return f"{problem_of(row).label}, {full_name(row)}: {time_text}; {ratios}; error {row['max_err_over_bound']}"
+    return f"{any_problem_of(row).label}, {full_name(row)}: {time_text}; {ratios}; error {row['max_err_over_bound']}"
 
 
 def make_rank(registry: Sequence[peers.KernelInfo]) -> Callable[[Row], tuple[int, int, int]]:
@@ -166,7 +217,7 @@ def make_rank(registry: Sequence[peers.KernelInfo]) -> Callable[[Row], tuple[int
 
     def rank(row: Row) -> tuple[int, int, int]:
         suites = {name: i for i, name in enumerate(SUITES)}
-        problem_rank = problems.get((row["suite"], problem_of(row)), len(problems))  # type: ignore[arg-type]
+        problem_rank = problems.get((row["suite"], any_problem_of(row)), len(problems))  # type: ignore[arg-type]
         return suites.get(row["suite"], len(suites)), problem_rank, kernels.get(full_name(row), len(kernels))
 
     return rank
@@ -180,7 +231,7 @@ def device_usable() -> bool:
         return False
 
 
-def run_all(bench: Bench, work: Sequence[tuple[Suite, Problem]], limit_s: float | None) -> int:
+def run_all(bench: Bench, work: Sequence[tuple[Suite, AnyProblem]], limit_s: float | None) -> int:
     """Runs the work until done or ``limit_s`` seconds have passed; returns how many problems are left."""
     begin = time.perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -197,7 +248,7 @@ def run_all(bench: Bench, work: Sequence[tuple[Suite, Problem]], limit_s: float 
                 if not device_usable():
                     bench.log.note("the device does not answer any more, stopping")
                     return len(work) - done
-            jax.clear_caches()  # executables hold device memory
+            bench.method.done(problem)
             progress.advance(task)
     return 0
 
@@ -208,34 +259,55 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--suite", action="append", choices=SUITES, help="repeatable; default: all suites")
     parser.add_argument("--filter", metavar="REGEX", default="", help='of problems, e.g. "bfloat16 4096x"')
     parser.add_argument("--kernel", metavar="NAME", help="family or family:config; with suite dense, needs --out")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: benchmarks/results/<device>.json")
+    parser.add_argument("--m", metavar="M", type=int, nargs="+", help="only problems with these numbers of rows")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: benchmarks/results/[int4/]<device>.json")
     parser.add_argument("--limit-s", type=float, metavar="SECONDS", help="begin no further problem after this long")
     parser.add_argument("--list", action="store_true", help="print the problems and stop")
     args = parser.parse_args(argv)
     args.suite = [name for name in SUITES if not args.suite or name in args.suite]
-    if args.kernel and "dense" in args.suite and args.out is None:
-        parser.error("the dense rows of the default file are the chooser's: give --out to measure a named kernel")
+    if args.kernel and args.suite != ["ladder"] and args.out is None:
+        parser.error("the rows of the default files are the chooser's, but for the ladder: give --out for a named one")
+    if args.out and MIXED_SUITE in args.suite and args.suite != [MIXED_SUITE]:
+        parser.error(f"rows of suite {MIXED_SUITE} have a file of their own: give --out and one --suite at a time")
     return args
+
+
+def result_path(device: str, mixed: bool) -> Path:
+    """Where the rows of a device are kept."""
+    return (RESULTS / MIXED_SUITE if mixed else RESULTS) / f"{device_slug(device)}.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     args = parse_args(argv)
+    begin = time.perf_counter()
     pattern = re.compile(args.filter)
-    work = [(name, problem) for name in args.suite for problem in suite(name) if pattern.search(problem.label)]
+    work = [
+        (name, problem)
+        for name in args.suite
+        for problem in suite(name)
+        if pattern.search(problem.label) and (args.m is None or problem.m in args.m)
+    ]
     if args.list:
         print("\n".join(f"{name} {problem.label}" for name, problem in work))
         return 0
     os.environ[TUNING_SETTING] = "shipped"  # a cache of this machine's user is no part of the sources
     header = current_header()
     registry = peers.registry()
-    out = args.out or RESULTS / f"{device_slug(header['device'])}.json"
-    results = ResultFile.open(out, header, make_rank(registry))
     log = Log(Console())
     log.note(f"{header['device']}, driver {header['driver']}, CUDA {header['cuda']}, jax {header['jax']}")
-    log.note(f"{len(work)} problems; {len(results.document['rows'])} rows of these sources in {out}")
-    left = run_all(Bench(results, registry, log, args.kernel), work, args.limit_s)
-    log.note(f"{len(results.document['rows'])} rows in {out}, {left} problems left, {len(log.failures)} failures")
+    for mixed in (False, True):
+        part = [(name, problem) for name, problem in work if (name == MIXED_SUITE) == mixed]
+        if not part:
+            continue
+        out = args.out or result_path(header["device"], mixed)
+        results = ResultFile.open(out, header, make_rank(registry))
+        log.note(f"{len(part)} problems; {len(results.document['rows'])} rows of these sources in {out}")
+        bench = Bench(results, registry, log, args.kernel, Mixed() if mixed else Dense())
+        spent = time.perf_counter() - begin
+        left = run_all(bench, part, None if args.limit_s is None else args.limit_s - spent)
+        rows, seconds = len(results.document["rows"]), time.perf_counter() - begin
+        log.note(f"{rows} rows in {out}, {left} problems left, {len(log.failures)} failures, {seconds:.0f} s")
     for failure in log.failures:
         log.note(f"  {failure}")
     return 1 if log.failures else 0

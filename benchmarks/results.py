@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
-from benchmarks.shapes import Problem
+from benchmarks.shapes import AnyProblem, MixedProblem, Problem
 from benchmarks.trees import REPOSITORY, evidence_trees
 from jaxgemm._files import driver_version, dumps, replace_text
 
@@ -40,9 +40,20 @@ class Subject(TypedDict):
     activation: str | None
 
 
-class Row(_OfSuite, Subject):
-    """Its time in a suite. Times are microseconds per call, ``gbps`` counts every operand byte once."""
+class MixedSubject(TypedDict):
+    """What runs for one product with 4-bit weights."""
 
+    kernel: str
+    config: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    group_size: int
+    zeros: bool
+
+
+class _Measured(TypedDict):
     us: float
     us_p10: float
     us_p90: float
@@ -50,6 +61,14 @@ class Row(_OfSuite, Subject):
     gbps: float
     peers_us: dict[str, float]
     max_err_over_bound: float
+
+
+class Row(_OfSuite, Subject, _Measured):
+    """Its time in a suite. Times are microseconds per call, ``gbps`` counts every operand byte once."""
+
+
+class MixedRow(_OfSuite, MixedSubject, _Measured):
+    """The same of a product with 4-bit weights."""
 
 
 class Header(TypedDict):
@@ -69,13 +88,35 @@ class Document(Header):
     rows: list[Row]
 
 
-Key: TypeAlias = tuple[str, Problem, str]
+class MixedDocument(Header):
+    """A whole result file of products with 4-bit weights."""
+
+    rows: list[MixedRow]
+
+
+Key: TypeAlias = tuple[str, AnyProblem, str]
 """What a row answers: (suite, problem, full kernel name)."""
+MIXED_SUITE = "int4"
+
+
+def row_type(row: Mapping[str, Any]) -> type:
+    """Its schema."""
+    return MixedRow if row.get("suite") == MIXED_SUITE else Row
 
 
 def problem_of(row: Mapping[str, Any]) -> Problem:
     """The problem that a row was measured on."""
     return Problem(**{name: row[name] for name in Problem.__dataclass_fields__})
+
+
+def mixed_problem_of(row: Mapping[str, Any]) -> MixedProblem:
+    """The same of a product with 4-bit weights."""
+    return MixedProblem(**{name: row[name] for name in MixedProblem.__dataclass_fields__})
+
+
+def any_problem_of(row: Mapping[str, Any]) -> AnyProblem:
+    """The problem of a row of either kind."""
+    return mixed_problem_of(row) if row_type(row) is MixedRow else problem_of(row)
 
 
 def full_name(row: Mapping[str, Any]) -> str:
@@ -85,7 +126,7 @@ def full_name(row: Mapping[str, Any]) -> str:
 
 def key_of(row: Row) -> Key:
     """The key under which a row is found again when a run is resumed."""
-    return row["suite"], problem_of(row), full_name(row)
+    return row["suite"], any_problem_of(row), full_name(row)
 
 
 def _rounded(value: float, digits: int = 5) -> float:
@@ -95,19 +136,22 @@ def _rounded(value: float, digits: int = 5) -> float:
 
 def make_row(
     suite: str,
-    problem: Problem,
+    problem: AnyProblem,
     kernel: str,
     us: tuple[float, float, float],
     peers_us: dict[str, float],
     max_err_over_bound: float,
 ) -> Row:
-    """A row from its measured microseconds (median, p10, p90); ``kernel`` is the full name "family:config"."""
+    """A row from its measured microseconds (median, p10, p90); ``kernel`` is the full name "family:config".
+
+    It is a :class:`MixedRow` if the problem is a mixed one.
+    """
     family, _, config = kernel.partition(":")
     fields: dict[str, Any] = {
         "suite": suite,
         "kernel": family,
         "config": config,
-        **{name: getattr(problem, name) for name in Problem.__dataclass_fields__},
+        **{name: getattr(problem, name) for name in problem.__dataclass_fields__},
         "us": _rounded(us[0]),
         "us_p10": _rounded(us[1]),
         "us_p90": _rounded(us[2]),
@@ -125,8 +169,8 @@ def validate(document: Document) -> None:
     if sorted(document) != sorted(expected):
         raise ValueError(f"header fields are {sorted(document)}, expected {sorted(expected)}")
     for number, row in enumerate(document["rows"]):
-        if list(row) != list(Row.__annotations__):
-            raise ValueError(f"row {number} has the fields {list(row)}, expected {list(Row.__annotations__)}")
+        if list(row) != (fields := list(row_type(row).__annotations__)):
+            raise ValueError(f"row {number} has the fields {list(row)}, expected {fields}")
         times = [row["us"], row["us_p10"], row["us_p90"], *row["peers_us"].values()]
         if not all(math.isfinite(us) and us > 0 for us in times):
             raise ValueError(f"row {number} has times that are not positive: {times}")
@@ -167,7 +211,7 @@ def _joined(old: str, new: str) -> str:
 
 @dataclass
 class ResultFile:
-    """Rows of one device, written to ``path`` after each change."""
+    """Rows of one device, written to ``path`` after each change. Those of mixed problems have a file of their own."""
 
     path: Path
     document: Document

@@ -5,8 +5,9 @@ Importing this needs neither JAX nor a GPU; dtypes are NumPy names.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     import jax
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 Layout: TypeAlias = Literal["NN", "NT", "TN", "TT"]
 Precision: TypeAlias = Literal["default", "highest"]
 Activation: TypeAlias = Literal["silu", "gelu_tanh", "gelu_erf"]
-Suite: TypeAlias = Literal["ladder", "dense"]
+Suite: TypeAlias = Literal["ladder", "dense", "int4"]
 DimensionNumbers: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -212,6 +213,89 @@ def dense() -> list[Problem]:
     return [problem for group in dense_groups().values() for problem in group]
 
 
-def suite(name: Suite) -> list[Problem]:
+INT4_BITS = 4
+
+
+@dataclass(frozen=True)
+class MixedProblem:
+    """x (m x k) of ``dtype`` times a matrix (k x n) of 4-bit codes, with a scale of ``dtype`` to each group of rows.
+
+    ``zeros``: whether each group has a zero point, an integer of one byte. The result is of ``dtype``.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bfloat16"
+    group_size: int = 128
+    zeros: bool = False
+
+    @property
+    def label(self) -> str:
+        """For messages and ``--filter``, e.g. "bfloat16,int4 16x28672x4096 g128"."""
+        return f"{self.dtype},int4 {self.m}x{self.n}x{self.k} g{self.group_size}" + " zeros" * self.zeros
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the product."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def weight_bytes(self) -> int:
+        """Codes, scales and zero points."""
+        groups = -(-self.k // self.group_size)
+        return self.k * self.n * INT4_BITS // 8 + groups * self.n * (ITEM_BYTES[self.dtype] + self.zeros)
+
+    @property
+    def min_bytes(self) -> int:
+        """Bytes to move if x and the weights are read once and the output is written once."""
+        return self.weight_bytes + (self.m * self.k + self.m * self.n) * ITEM_BYTES[self.dtype]
+
+    @property
+    def dense(self) -> Problem:
+        """The product with a matrix of ``dtype``."""
+        return problem(self.m, self.n, self.k, self.dtype)
+
+    @property
+    def plain(self) -> MixedProblem:
+        """The same shape as it is measured of all shapes: what the variants are compared with."""
+        return MixedProblem(self.m, self.n, self.k)
+
+    @property
+    def is_plain(self) -> bool:
+        return self == self.plain
+
+
+INT4_SMALL_NK = ((6144, 4096), (4096, 4096))
+INT4_VARIANTS_NK = ((28672, 4096), (8192, 28672))
+INT4_NK = (*INT4_SMALL_NK, INT4_VARIANTS_NK[0], (4096, 14336), (10240, 8192), (57344, 8192), INT4_VARIANTS_NK[1])
+"""(N, K): linear layers of Llama-3-8B and -70B, with the projections of q, k, v and of gate and up joined."""
+INT4_M = tuple(2**i for i in range(14))
+INT4_XLA_M = (1, 16, 64, 256, 2048)
+"""Where XLA's own int4 is measured: it takes long to compile."""
+INT4_VARIANTS_M = (1, 16, 64)
+INT4_VARIANTS: dict[str, dict[str, Any]] = {
+    "zero points": {"zeros": True},
+    "groups of 64": {"group_size": 64},
+    "groups of 32": {"group_size": 32},
+    "float16": {"dtype": "float16"},
+}
+"""What each variant changes of the plain problem."""
+
+
+def int4() -> list[MixedProblem]:
+    """Weights of 4 bits: all problems of a matrix follow each other, as making it takes longer than multiplying it."""
+    problems = []
+    for n, k in INT4_NK:
+        problems += [MixedProblem(m, n, k) for m in INT4_M]
+        if (n, k) in INT4_VARIANTS_NK:
+            problems += [MixedProblem(m, n, k, **change) for change in INT4_VARIANTS.values() for m in INT4_VARIANTS_M]
+    return problems
+
+
+AnyProblem: TypeAlias = Problem | MixedProblem
+
+
+def suite(name: Suite) -> Sequence[AnyProblem]:
     """The problems of a suite, in the order they are run and listed."""
-    return ladder() if name == "ladder" else dense()
+    return {"ladder": ladder, "dense": dense, "int4": int4}[name]()
