@@ -1,4 +1,5 @@
-"""Makes the README's table, the figures of docs/ladder.md and docs/host_cost.md, the tables per device and the plot.
+"""Makes the tables of README.md, docs/ladder.md, docs/host_cost.md and docs/int4_benchmarks.md, those per device, and the
+plot.
 
 ``python -m benchmarks.render`` writes them from the result files; ``--check`` fails if what is committed is not what
 would be written.
@@ -16,6 +17,7 @@ from benchmarks import plot
 from benchmarks.counter_file import SUFFIX, counter_path, load_counters
 from benchmarks.host_file import host_page, load_host
 from benchmarks.limits import LIMITS
+from benchmarks.mixed_tables import int4_page, load_mixed, mixed_device_page
 from benchmarks.results import Document, Row, geomean, problem_of, validate
 from benchmarks.rungs import NOTHING_YET, inject, ladder_page
 from benchmarks.shapes import LADDER_MORE_SIZES, LADDER_SIZE, dense_groups
@@ -23,20 +25,15 @@ from benchmarks.tables import (
     DETAIL_HEADER,
     PEER_NAMES,
     best_of_families,
-    caption,
     detail_row,
     geomeans,
     ladder_rows,
     ladder_table,
+    method,
     of_peer,
     table,
 )
 from benchmarks.trees import REPOSITORY
-
-
-def method(document: Document) -> str:
-    """Where the figures come from, in one sentence."""
-    return f"{caption(document)}: device time (median), normally distributed inputs, not in the L2 cache."
 
 
 def readme_section(documents: Sequence[Document]) -> str:
@@ -135,6 +132,9 @@ def outdated(root: Path, write: bool) -> list[Path]:
     counters = [load_counters(path) for path in map(counter_path, documents) if path.exists()]
     texts[ladder] = ladder_page(ladder.read_text(), list(documents.values()), counters)
     texts[host] = host_page(host.read_text(), load_host(directory))
+    mixed, int4 = load_mixed(directory), root / "docs" / "int4_benchmarks.md"
+    texts |= {path.with_suffix(".md"): mixed_device_page(document) for path, document in mixed.items()}
+    texts[int4] = int4_page(int4.read_text(), list(mixed.values()))
     changed = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     if write:
         for path in changed:

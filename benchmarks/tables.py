@@ -58,6 +58,11 @@ def caption(header: Header) -> str:
     )
 
 
+def method(header: Header) -> str:
+    """Where the figures come from, in one sentence."""
+    return f"{caption(header)}: device time (median), normally distributed inputs, not in the L2 cache."
+
+
 def ladder_rows(document: Document, size: int) -> dict[Problem, list[Row]]:
     """Rows of the ladder at one size by problem, which is to say by dtype and precision, in ladder order."""
     groups: dict[Problem, list[Row]] = {problem: [] for problem in ladder() if problem.m == size}

@@ -136,6 +136,7 @@ def tree(tmp_path: Path) -> Path:
     blocks = "\n\n".join(map(block, ("rung slow", "rung fast", "rung unmeasured", "counters")))
     (tmp_path / "docs" / "ladder.md").write_text(f"# Rungs\n\n{blocks}\n\nrest\n")
     (tmp_path / "docs" / "host_cost.md").write_text(block("host cost"))
+    (tmp_path / "docs" / "int4_benchmarks.md").write_text(block("int4"))
     return tmp_path
 
 
@@ -214,7 +215,7 @@ def test_every_rung_has_a_section() -> None:
         assert family in sections and f"\n## {family}\n" in text
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/ladder.md", "docs/host_cost.md"])
+@pytest.mark.parametrize("file", ["README.md", "docs/ladder.md", "docs/host_cost.md", "docs/int4_benchmarks.md"])
 def test_render_needs_its_markers(file: str, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tree / file).write_text("no markers")
     assert render.main(["--root", str(tree), "--check"]) == 1

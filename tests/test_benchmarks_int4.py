@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import jaxgemm
-from benchmarks import bench, mixed, results, shapes
+from benchmarks import bench, mixed, mixed_tables, results, shapes
 from benchmarks.shapes import MixedProblem
 from jaxgemm import _timing
 from tests.benchmark_data import HEADER
@@ -188,3 +188,51 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
             bench.parse_args(wrong)
     assert "--out" in capsys.readouterr().err
     assert bench.result_path("NVIDIA H200", True) == results.RESULTS / "int4" / "nvidia-h200.json"
+
+
+def mixed_row(problem: MixedProblem, us: float, **peers_us: float) -> Any:
+    return results.make_row("int4", problem, "int4_mma:8x128", (us, us - 1, us + 1), peers_us, 0.5)
+
+
+def write(root: Path, rows: list[Any]) -> Path:
+    path = root / "benchmarks" / "results" / "int4" / "nvidia-h200.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(results.dumps({**HEADER, "rows": rows}))
+    return path
+
+
+def test_tables_say_what_was_measured_and_what_was_not(tmp_path: Path) -> None:
+    decode = [MixedProblem(1, n, k) for n, k in shapes.INT4_NK]
+    rows = [mixed_row(problem, 10.0, jnp=20.0 * 2 ** (i % 2)) for i, problem in enumerate(decode[:6])]
+    rows[0]["peers_us"]["xla_int4"] = 30.0
+    rows += [mixed_row(MixedProblem(1024, *shapes.INT4_NK[0]), 100.0, jnp_cublas=90.0)]
+    rows += [mixed_row(MixedProblem(16, 28672, 4096, zeros=True), 11.0, plain=10.0)]
+    write(tmp_path, rows)
+    documents = mixed_tables.load_mixed(tmp_path / "benchmarks" / "results")
+    page = mixed_tables.int4_page("<!-- begin int4 -->old<!-- end int4 -->", list(documents.values()))
+    assert "old" not in page and f"**{122 - 8} of the suite's 122 problems are not measured.**" in page
+    assert "| 1 | 6 of 7 | 2.83 | 2.00 | 4.00 | 1 of 7 | 3.00 | 3.00 | 3.00 |" in page
+    assert "| 1024 | 1 of 7 | 0.90 | 0.90 | 0.90 | 0 of 7 | n/a | n/a | n/a |" in page
+    assert "| 4 | 0 of 7 | n/a | n/a | n/a | 0 of 7 | n/a | n/a | n/a |" in page
+    share = 100 * decode[2].min_bytes / 10e-6 / 4296e9
+    assert f"| 28672 x 4096 | 10.0 ({share:.0f} %) | n/a | n/a | n/a | n/a |" in page
+    assert "| 8192 x 28672 | n/a | n/a | n/a | n/a | n/a |" in page
+    assert "| 16 x 28672 x 4096 | 1.10 | n/a | n/a | n/a |" in page
+    details = mixed_tables.mixed_device_page(next(iter(documents.values())))
+    line = "| bfloat16,int4 1x6144x4096 g128 | `int4_mma:8x128` | 10.0 (9.0 to 11.0) |"
+    assert line in details and "| 20.0 | n/a | 30.0 | n/a | 2.00 | n/a | 3.00 | n/a | 0.5 |" in details
+
+
+def test_files_of_other_suites_are_refused(tmp_path: Path) -> None:
+    row = results.make_row("dense", shapes.dense()[0], "fast:2", (1, 1, 1), {}, 0.5)
+    path = write(tmp_path, [row])
+    with pytest.raises(ValueError, match=f"{path.name}: it has rows of another suite"):
+        mixed_tables.load_mixed(tmp_path / "benchmarks" / "results")
+
+
+def test_nothing_measured_is_said(tmp_path: Path) -> None:
+    text = "<!-- begin int4 --><!-- end int4 -->"
+    assert "Not measured yet." in mixed_tables.int4_page(text, [])
+    write(tmp_path, [])
+    documents = mixed_tables.load_mixed(tmp_path / "benchmarks" / "results")
+    assert "Not measured yet." in mixed_tables.int4_page(text, list(documents.values()))
