@@ -1,4 +1,4 @@
-"""The plot of the ladder: TFLOP/s by kernel against jnp.dot and the limits."""
+"""Bars in panels: of the ladder, TFLOP/s by kernel against jnp.dot and the limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One dtype and precision. Everything is TFLOP/s: bars by kernel, bars by peer, horizontal lines by name."""
+    """All in one unit: bars by kernel, bars by peer, horizontal lines by name."""
 
     title: str
     kernels: dict[str, float]
@@ -37,10 +37,11 @@ def embedded_digest(path: Path) -> str | None:
 
 
 COLUMNS = 3
+TFLOPS = "TFLOP/s"
 
 
-def draw(path: Path, device: str, panels: Sequence[Panel], size: str) -> None:
-    """Writes the SVG: one panel per dtype and precision, COLUMNS side by side."""
+def draw(path: Path, device: str, panels: Sequence[Panel], size: str, units: Sequence[str] = ()) -> None:
+    """Writes the SVG: COLUMNS panels side by side, in ``units`` or all in TFLOP/s."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -51,8 +52,8 @@ def draw(path: Path, device: str, panels: Sequence[Panel], size: str) -> None:
         width = 1.5 + 0.6 * max(len(panel.kernels) + len(panel.peers) for panel in panels)
         figure = Figure(figsize=(columns * width, 4.2 * rows), layout="constrained")
         cells = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for axes, panel in zip(cells, panels, strict=False):
-            _draw_panel(axes, panel)
+        for axes, panel, unit in zip(cells, panels, units or [TFLOPS] * len(panels), strict=False):
+            _draw_panel(axes, panel, unit)
         for axes in cells[len(panels) :]:
             axes.set_axis_off()
         figure.suptitle(f"{size} on {device}")
@@ -61,7 +62,7 @@ def draw(path: Path, device: str, panels: Sequence[Panel], size: str) -> None:
         figure.savefig(path, format="svg", metadata=metadata)
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: Panel, unit: str) -> None:
     values = [*panel.kernels.values(), *panel.peers.values()]
     colours = ["#3b6fb6"] * len(panel.kernels) + ["#9a9a9a"] * len(panel.peers)
     bars = axes.bar(range(len(values)), values, color=colours, width=0.7)
@@ -73,7 +74,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.legend(loc="upper left", fontsize=7, frameon=False)
     axes.set_ylim(0, 1.35 * max([*values, *panel.limits.values()]))
     axes.set_title(panel.title)
-    axes.set_ylabel("TFLOP/s")
+    axes.set_ylabel(unit)
     axes.set_axisbelow(True)
     axes.grid(axis="y", linewidth=0.4, alpha=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,5 +1,4 @@
-"""Makes the tables of README.md, docs/ladder.md, docs/host_cost.md and docs/int4_benchmarks.md, those per device, and the
-plot.
+"""Makes the tables of README.md and in docs/ (ladder.md, host_cost.md, int4_benchmarks.md), those per device, the plot.
 
 ``python -m benchmarks.render`` writes them from the result files; ``--check`` fails if what is committed is not what
 would be written.
