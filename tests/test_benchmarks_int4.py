@@ -236,3 +236,24 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
     write(tmp_path, [])
     documents = mixed_tables.load_mixed(tmp_path / "benchmarks" / "results")
     assert "Not measured yet." in mixed_tables.int4_page(text, list(documents.values()))
+
+
+def test_the_suite_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs: list[tuple[str, str, set[str], float]] = []
+
+    def run_all(run: bench.Bench, work: Any, limit_s: float) -> int:
+        folder = str(run.results.path.relative_to(tmp_path))
+        runs.append((folder, type(run.method).__name__, {name for name, _ in work}, limit_s))
+        return 0
+
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench, "run_all", run_all)
+    monkeypatch.setattr(bench, "current_header", lambda: HEADER)
+    monkeypatch.setenv("JAXGEMM_TUNING", "shipped")
+    assert bench.main(["--limit-s", "100"]) == 0
+    (dense, mixed_run) = runs
+    assert dense[:3] == ("nvidia-h200.json", "Dense", {"ladder", "dense"})
+    assert mixed_run[:3] == ("int4/nvidia-h200.json", "Mixed", {"int4"})
+    assert mixed_run[3] <= dense[3] <= 100
+    assert bench.main(["--suite", "int4", "--out", str(tmp_path / "a.json"), "--m", "1"]) == 0
+    assert runs[2][:3] == ("a.json", "Mixed", {"int4"})
