@@ -38,15 +38,24 @@ namespace jaxgemm {
   X(Default, "default")       \
   X(Highest, "highest")
 
+// Zero points of quantised weights: the code that means 0 is in the middle of all codes; or is an integer, or a
+// floating-point number, of each group.
+#define JAXGEMM_ZEROS(X) \
+  X(Middle, "middle")    \
+  X(Integer, "integer")  \
+  X(Float, "float")
+
 #define JAXGEMM_ENUMERATOR(id, ...) k##id,
 enum class DType : int8_t { JAXGEMM_DTYPES(JAXGEMM_ENUMERATOR) };
 enum class Activation : int8_t { JAXGEMM_ACTIVATIONS(JAXGEMM_ENUMERATOR) };
 enum class Precision : int8_t { JAXGEMM_PRECISIONS(JAXGEMM_ENUMERATOR) };
+enum class Zeros : int8_t { JAXGEMM_ZEROS(JAXGEMM_ENUMERATOR) };
 #undef JAXGEMM_ENUMERATOR
 
 std::string_view name(DType dtype);
 std::string_view name(Activation activation);
 std::string_view name(Precision precision);
+std::string_view name(Zeros zeros);
 int64_t size_bytes(DType dtype);
 
 // How lhs (first letter) and rhs (second) lie in memory: N = row-major as written, T = stored transposed.
@@ -69,6 +78,19 @@ struct KSplit {
   int64_t whole = 0, splits = 1;
 };
 
+// rhs where it is quantised: element (k, n) is (code - zero) * scale, with scale and zero of group k / group_size and
+// column n. Codes lie packed in tiles of kPackedTileK x kPackedTileN (tile/packed.cuh), dense; scales and zeros, the
+// latter of a byte each where they are integers, are (groups x N), dense, for each batch.
+struct Codes {
+  int bits = 0;            // of a code; 0: rhs is not quantised
+  int64_t group_size = 1;  // rows of a group; the last may have fewer
+  DType scale_dtype = DType::kBF16;
+  Zeros zeros = Zeros::kMiddle;
+  bool operator==(const Codes&) const = default;
+};
+inline constexpr int kPackedTileK = 64, kPackedTileN = 16;
+inline constexpr int kMostZero = 127;  // integers beyond it count as it
+
 struct Problem {
   int64_t batch = 1, M = 0, N = 0, K = 0;
   MatrixView lhs, rhs, out;  // out is never transposed and never shared between batches
@@ -79,6 +101,7 @@ struct Problem {
   bool has_bias = false;   // a vector of N elements, of a dtype that takes_bias()
   int sm = 0;              // compute capability of the GPU times ten, e.g. 90
   KSplit split = {0, 0};   // asked of kernels with split_k; splits == 0: as the model says, see k_split()
+  Codes codes = {};        // of rhs, whose numbers are rounded to rhs_dtype, which is that of lhs
 
   Layout layout() const { return static_cast<Layout>((lhs.transposed ? 2 : 0) + (rhs.transposed ? 1 : 0)); }
   bool empty() const { return batch == 0 || M == 0 || N == 0; }
@@ -110,6 +133,8 @@ struct KernelInfo {
   int cluster_ctas;     // CTAs that compute tiles below one another together; 1: each is by itself
   bool tma;             // takes operands at multiples of 16 bytes only, and sizes up to kMaxTmaSize
   bool fused_epilogue;  // applies alpha, bias and activation itself, to floating-point results
+  int bits;             // of the codes of rhs; 0: takes no quantised rhs
+  int group_multiple;   // takes groups of a multiple of so many rows, or of all rows
 };
 
 struct GemmArgs {
@@ -119,6 +144,8 @@ struct GemmArgs {
   const float* alpha = nullptr;  // on the device, like bias; nullptr for 1
   const void* bias = nullptr;
   DType bias_dtype = DType::kF32;
+  const void* scales = nullptr;  // of quantised rhs, like zeros, which are there unless they are Zeros::kMiddle
+  const void* zeros = nullptr;
   void* out = nullptr;
   void* workspace = nullptr;  // kWorkspaceAlignment-aligned, workspace_bytes() long, contents undefined
   void* stream = nullptr;     // cudaStream_t
@@ -144,10 +171,11 @@ struct Kernel {
   int64_t (*copied_bytes)(const Problem& problem) = nullptr;  // of workspace_bytes, what operands are copied to first
 };
 
-// All kernels in ladder order, simplest first.
+// All kernels in ladder order, simplest first: of dense rhs, and of quantised rhs.
 std::span<const Kernel* const> kernels();
+std::span<const Kernel* const> mixed_kernels();
 
-// By full name; nullptr if there is none.
+// By full name, of either; nullptr if there is none.
 const Kernel* find(std::string_view full_name);
 
 // The most shared memory that one CTA can have on a GPU of this compute capability times ten.
@@ -156,8 +184,8 @@ int max_smem_bytes(int sm);
 // "" if the kernel can run the problem on a GPU of problem.sm, else a sentence with the values that forbid it.
 std::string why_not(const Kernel& kernel, const Problem& problem);
 
-// The kernel that the model in select.cc expects to be the fastest, among those of `family` if one is given;
-// nullptr if none can run the problem.
+// The kernel that the model in select.cc (of quantised rhs: select_mixed.cc) expects to be the fastest, among those of
+// `family` if one is given; nullptr if none can run the problem.
 const Kernel* select(const Problem& problem, std::string_view family = {});
 
 // For how many multiprocessors the model plans.
@@ -178,6 +206,9 @@ inline bool reduces_in_cluster(const KernelInfo& info, const KSplit& split) {
   const int most = split.whole == 0 ? kMostClusterSplits : 2;
   return info.tma && info.cluster_ctas == 1 && split.splits > 1 && split.splits <= most;
 }
+
+// So many CTAs share a tile of quantised rhs at most, as a cluster: all GPUs with clusters take these.
+inline constexpr int kMostMixedClusterSplits = 8;
 
 // "float32 4096x4096x4096 NN batch 1": for messages.
 std::string describe(const Problem& problem);

@@ -51,8 +51,8 @@ inline constexpr FixedText kFullName = [] {
 //   kCtaTile, kWarpTile         Tile
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
-// and optionally kSuffix (of the name), kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kClusterCtas, kTma (see
-// KernelInfo).
+// and optionally kSuffix (of the name), kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kClusterCtas, kTma, kBits and
+// kGroupMultiple (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -83,6 +83,14 @@ constexpr KernelInfo describe() {
     if constexpr (requires { Config::kTma; }) return Config::kTma;
     return false;
   }();
+  constexpr int bits = [] {
+    if constexpr (requires { Config::kBits; }) return Config::kBits;
+    return 0;
+  }();
+  constexpr int group_multiple = [] {
+    if constexpr (requires { Config::kGroupMultiple; }) return Config::kGroupMultiple;
+    return 1;
+  }();
   constexpr int smem_bytes =
       std::is_empty_v<typename Config::SharedStorage> ? 0 : sizeof(typename Config::SharedStorage);
   static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024);
@@ -93,7 +101,7 @@ constexpr KernelInfo describe() {
           .min_sm = min_sm,
           .max_sm = max_sm,
           .dtypes = Config::kDTypes,
-          .layouts = {true, true, true, true},
+          .layouts = {true, bits == 0, bits == 0, bits == 0},
           .cta_tile = Config::kCtaTile,
           .warp_tile = Config::kWarpTile,
           .stages = Config::kStages,
@@ -104,7 +112,9 @@ constexpr KernelInfo describe() {
           .split_k = split_k,
           .cluster_ctas = cluster_ctas,
           .tma = tma,
-          .fused_epilogue = true};
+          .fused_epilogue = true,
+          .bits = bits,
+          .group_multiple = group_multiple};
 }
 
 inline int64_t no_workspace(const Problem&) { return 0; }

@@ -15,27 +15,43 @@
   X(mma_ldmatrix)           \
   X(mma_multistage)         \
   X(wgmma)
+// Of quantised rhs.
+#define JAXGEMM_MIXED_FAMILIES(X) \
+  X(int4_mma)                     \
+  X(int4_wgmma)
 
 namespace jaxgemm {
 
 #define JAXGEMM_DECLARE(family) extern const std::span<const Kernel* const> family##_kernels;
 JAXGEMM_FAMILIES(JAXGEMM_DECLARE)
+JAXGEMM_MIXED_FAMILIES(JAXGEMM_DECLARE)
 #undef JAXGEMM_DECLARE
 
+#define JAXGEMM_APPEND(family) rows.insert(rows.end(), family##_kernels.begin(), family##_kernels.end());
 std::span<const Kernel* const> kernels() {
   static const std::vector<const Kernel*> all = [] {
     std::vector<const Kernel*> rows;
-#define JAXGEMM_APPEND(family) rows.insert(rows.end(), family##_kernels.begin(), family##_kernels.end());
     JAXGEMM_FAMILIES(JAXGEMM_APPEND)
-#undef JAXGEMM_APPEND
     return rows;
   }();
   return all;
 }
 
+std::span<const Kernel* const> mixed_kernels() {
+  static const std::vector<const Kernel*> all = [] {
+    std::vector<const Kernel*> rows;
+    JAXGEMM_MIXED_FAMILIES(JAXGEMM_APPEND)
+    return rows;
+  }();
+  return all;
+}
+#undef JAXGEMM_APPEND
+
 const Kernel* find(std::string_view full_name) {
-  for (const Kernel* kernel : kernels()) {
-    if (kernel->info.full_name == full_name) return kernel;
+  for (const auto& rows : {kernels(), mixed_kernels()}) {
+    for (const Kernel* kernel : rows) {
+      if (kernel->info.full_name == full_name) return kernel;
+    }
   }
   return nullptr;
 }
@@ -58,6 +74,12 @@ std::string_view name(Activation activation) {
 std::string_view name(Precision precision) {
   using Enum = Precision;
   switch (precision) { JAXGEMM_PRECISIONS(JAXGEMM_NAME_CASE) }
+  return "?";
+}
+
+std::string_view name(Zeros zeros) {
+  using Enum = Zeros;
+  switch (zeros) { JAXGEMM_ZEROS(JAXGEMM_NAME_CASE) }
   return "?";
 }
 #undef JAXGEMM_NAME_CASE
@@ -94,12 +116,51 @@ std::string why_not_split(const KernelInfo& info, const Problem& p, int64_t all)
   return {};
 }
 
+std::string describe(const Codes& codes) {
+  return codes.bits == 0 ? "no codes"
+                         : std::to_string(codes.bits) + "-bit codes in groups of " + std::to_string(codes.group_size) +
+                               " with " + std::string(name(codes.zeros)) + " zero points and " +
+                               std::string(name(codes.scale_dtype)) + " scales";
+}
+
+// Of a quantised rhs, or a dense one.
+std::string why_not_codes(const KernelInfo& info, const Problem& p) {
+  const Codes& codes = p.codes;
+  if (codes.bits != info.bits) {
+    return info.bits == 0
+               ? "takes no quantised rhs, this one has " + describe(codes)
+               : "takes an rhs of " + std::to_string(info.bits) + "-bit codes only, this one has " + describe(codes);
+  }
+  if (codes.bits == 0) return {};
+  if (codes.group_size < p.K && codes.group_size % info.group_multiple != 0) {
+    return "takes groups of all rows or of a multiple of " + std::to_string(info.group_multiple) + " rows, not of " +
+           std::to_string(codes.group_size);
+  }
+  if (p.K > kMaxTmaSize || p.N > kMaxTmaSize) return "reaches K and N up to " + std::to_string(kMaxTmaSize) + " only";
+  if (info.tma) {
+    // Rows of scales and zero points are copied by TMA, which takes multiples of 16 bytes.
+    const int multiple = codes.zeros == Zeros::kMiddle ? 8 : 16;
+    if (p.N % multiple != 0) {
+      return "takes N of a multiple of " + std::to_string(multiple) + " here, not " + std::to_string(p.N);
+    }
+    if (codes.scale_dtype == DType::kF32) return "takes scales of 16 bits";
+    if (p.split.splits > kMostMixedClusterSplits) {
+      return "splits K over " + std::to_string(kMostMixedClusterSplits) + " CTAs at most, not " +
+             std::to_string(p.split.splits);
+    }
+  }
+  if (p.split.whole != 0) return "splits K of all tiles or of none";
+  if (codes.zeros == Zeros::kFloat) return "takes integer zero points, or none";
+  if (!takes_bias(codes.scale_dtype)) return "takes no scales of " + std::string(name(codes.scale_dtype));
+  return {};
+}
+
 }  // namespace
 
 std::string describe(const Problem& p) {
   return describe(DTypes{p.lhs_dtype, p.rhs_dtype, p.out_dtype}) + ", M=" + std::to_string(p.M) +
          " N=" + std::to_string(p.N) + " K=" + std::to_string(p.K) + " batch=" + std::to_string(p.batch) + " " +
-         std::string(kLayoutNames[static_cast<int>(p.layout())]);
+         (p.codes.bits == 0 ? std::string(kLayoutNames[static_cast<int>(p.layout())]) : describe(p.codes));
 }
 
 // CUDA C++ programming guide, "Technical Specifications per Compute Capability": maximum amount of shared memory per
@@ -140,6 +201,7 @@ std::string why_not(const Kernel& kernel, const Problem& p) {
     return "leaves all of a sum of 8-bit floating-point products to the tensor cores, which precision " +
            std::string(name(p.precision)) + " forbids";
   }
+  if (std::string why = why_not_codes(info, p); !why.empty()) return why;
   if (!info.layouts[static_cast<int>(p.layout())]) {
     return "does not take layout " + std::string(kLayoutNames[static_cast<int>(p.layout())]);
   }

@@ -22,6 +22,7 @@
 #include <cmath>
 
 #include "gemm.h"
+#include "select_mixed.h"
 
 namespace jaxgemm {
 namespace {
@@ -172,15 +173,19 @@ Plan plan(const KernelInfo& info, const Problem& p) {
 // Those of the largest part of each architecture: A100 108, H100 and H200 SXM 132. Only ratios matter.
 int64_t planned_multiprocessors(int sm) { return sm < 90 ? 108 : 132; }
 
-KSplit k_split(const KernelInfo& info, const Problem& p) { return plan(info, p).split; }
+KSplit k_split(const KernelInfo& info, const Problem& p) {
+  return info.bits == 0 ? plan(info, p).split : mixed_k_split(info, p);
+}
 
 double estimated_cost(const Kernel& kernel, const Problem& p) {
+  if (kernel.info.bits != 0) return estimated_mixed_cost(kernel, p);
   const double cost = plan(kernel.info, p).cost_us;
   const int64_t copied_bytes = kernel.copied_bytes == nullptr ? 0 : kernel.copied_bytes(p);
   return copied_bytes == 0 ? cost : cost + kCopyUs + static_cast<double>(copied_bytes) / kCopiedBytesPerUs;
 }
 
 const Kernel* select(const Problem& p, std::string_view family) {
+  if (p.codes.bits != 0) return select_mixed(p, family);
   const Kernel* best = nullptr;
   for (const Kernel* kernel : kernels()) {
     if (!family.empty() && kernel->info.family != family) continue;

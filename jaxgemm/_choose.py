@@ -25,7 +25,7 @@ _ALGORITHMS = {
     lax.DotAlgorithmPreset.F32_F32_F32: ("float32", "highest"),
 }
 # Stands for a symbolic dimension when a kernel is chosen: odd, so that no alignment is taken for granted.
-_NOMINAL_SIZE = 127
+NOMINAL_SIZE = 127
 
 BY_MODEL, NO_SPLIT = (0, 0), (0, 1)
 """How K is split (KSplit in cuda/gemm.h): as the model says, or not, each tile being one CTA's."""
@@ -114,7 +114,7 @@ def native_problem(request: Request, sm: int) -> _core.Problem:
     assert precision is not None  # _why_no_problem was asked first
 
     def sizes(x: jax.ShapeDtypeStruct) -> list[int]:
-        return [d if isinstance(d, int) else _NOMINAL_SIZE for d in x.shape]
+        return [d if isinstance(d, int) else NOMINAL_SIZE for d in x.shape]
 
     return _core.Problem(
         lhs_sizes=sizes(request.lhs),

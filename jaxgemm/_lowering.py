@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -79,21 +80,30 @@ _lower_to_xla = mlir.lower_fun(_xla, multiple_results=False)
 _said_fallback = False
 
 
-def _lower_anywhere(ctx: Any, *operands: Any, kernel: str | None, **params: Any) -> Any:
-    global _said_fallback
-    platforms = ctx.module_context.platforms
+def refuse_named_kernel(kernel: str | None, platforms: Sequence[str]) -> None:
+    """Raises ValueError for a kernel that a program names which is lowered for platforms without kernels."""
     if kernel is not None:
         raise ValueError(
             f"kernel={kernel!r} is a CUDA kernel and this program is compiled for {'/'.join(platforms)}: leave "
             "kernel=None, or run it on a CUDA GPU"
         )
+
+
+def warn_of_fallback(platforms: Sequence[str]) -> None:
+    """Says once that there are no kernels."""
+    global _said_fallback
     if not _said_fallback:
         _said_fallback = True
         warnings.warn(
             f"jaxgemm has no kernels for {'/'.join(platforms)}: XLA's own dot runs instead (said once)",
             CpuFallbackWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
+
+
+def _lower_anywhere(ctx: Any, *operands: Any, kernel: str | None, **params: Any) -> Any:
+    refuse_named_kernel(kernel, ctx.module_context.platforms)
+    warn_of_fallback(ctx.module_context.platforms)
     return _lower_to_xla(ctx, *operands, kernel=kernel, **params)
 
 

@@ -14,6 +14,7 @@ from jaxgemm._dot_general import bind, dot_general
 from jaxgemm._epilogue import BIAS_DTYPES, NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
 from jaxgemm._mixed import Form
 from jaxgemm._mixed import bind as mixed
+from jaxgemm._mixed_choose import check_mixed_name
 from jaxgemm._quant import SCALE_DTYPES, QuantizedMatrix
 from jaxgemm._shapes import matmul_shapes
 
@@ -87,7 +88,7 @@ def matmul(
     if isinstance(lhs, QuantizedMatrix):
         raise TypeError("jaxgemm.matmul takes quantised weights as rhs: swap the operands, or lhs.dequantize()")
     if isinstance(rhs, QuantizedMatrix):
-        check_name(kernel)
+        check_mixed_name(kernel)
         name = canonical_activation(activation)
         return _matmul_quantized(lhs, rhs, alpha, bias, name, preferred_element_type, kernel)
     lhs, rhs, weak = _operands(lhs, rhs, preferred_element_type)

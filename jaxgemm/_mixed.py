@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
-from jaxgemm import _compat
+from jaxgemm import _compat, _mixed_lowering
 from jaxgemm._epilogue import NO_ACTIVATION, alpha_and_bias, apply_epilogue
 from jaxgemm._quant import QuantizedMatrix
 
@@ -98,10 +98,7 @@ def _aval(x: Any, packed: Any, *rest: Any, form: Form, kernel: str | None) -> An
 
 mixed_gemm_p.def_abstract_eval(_aval)
 _compat.compile_when_eager(mixed_gemm_p)
-mlir.register_lowering(
-    mixed_gemm_p,
-    mlir.lower_fun(lambda *operands, form, kernel: composed(*operands, form=form), multiple_results=False),
-)
+_mixed_lowering.register(mixed_gemm_p, composed)
 
 # --- differentiation --------------------------------------------------------------------------------------------------
 

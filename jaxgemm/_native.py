@@ -11,8 +11,10 @@ except ImportError as error:
     ) from error
 
 GEMM_TARGET = "jaxgemm_gemm"
+MIXED_TARGET = "jaxgemm_mixed"
 
 # Registration is lazy: without a CUDA plugin XLA only remembers the handler.
-jax.ffi.register_ffi_target(GEMM_TARGET, _core.handlers()[GEMM_TARGET], platform="CUDA")
+for _target in (GEMM_TARGET, MIXED_TARGET):
+    jax.ffi.register_ffi_target(_target, _core.handlers()[_target], platform="CUDA")
 
-__all__ = ["GEMM_TARGET", "_core"]
+__all__ = ["GEMM_TARGET", "MIXED_TARGET", "_core"]

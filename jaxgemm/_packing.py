@@ -18,10 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgemm._native import _core
+
 LAYOUT_VERSION = 1
 """Of packed arrays that are kept in files: raised when the order below changes."""
-TILE_K, TILE_N = 64, 16
-BITS = (4, 8)
+TILE_K, TILE_N = _core.PACKED_TILE_K, _core.PACKED_TILE_N
+NIBBLE = 4
+BITS = (NIBBLE, 8)
 
 _LANES, _STEP_K, _WORD_BYTES = 32, 16, 4
 

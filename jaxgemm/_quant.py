@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxgemm import _packing
+from jaxgemm._native import _core
 
 SCALE_DTYPES = ("float16", "bfloat16", "float32")
 METHODS = ("rtn", "mse")
@@ -38,8 +39,8 @@ class QuantizedMatrix:
     Attributes:
       packed: uint8 (..., N tiles, K tiles, bytes): the codes, in the kernels' order (jaxgemm/_packing.py).
       scales: (..., groups, N), of float16, bfloat16 or float32.
-      zeros: None if all are in the middle of the codes (symmetric); else (..., groups, N), uint8 or of the dtype of
-        scales.
+      zeros: None if all are in the middle of the codes (symmetric); else (..., groups, N), uint8 (those of 4-bit codes
+        count as 127 if they are larger) or of the dtype of scales.
       permutation: None, or int32 (..., K): row i of the codes is row ``permutation[i]`` of the matrix, where rows of a
         group do not lie together ("act-order").
       k, n: sizes of the matrix.
@@ -88,11 +89,17 @@ class QuantizedMatrix:
     def dequantize(self, dtype: Any = None) -> jax.Array:
         """The matrix (..., K, N): computed in float32, then rounded to ``dtype``, by default that of the scales."""
         codes = _packing.unpack(self.packed, self.k, self.n, self.bits).astype(jnp.float32)
-        zeros = jnp.float32(middle(self.bits)) if self.zeros is None else self._rows(self.zeros)
+        zeros = jnp.float32(middle(self.bits)) if self.zeros is None else self._rows(self._zeros())
         matrix = ((codes - zeros) * self._rows(self.scales)).astype(dtype or self.dtype)
         if self.permutation is None:
             return matrix
         return jnp.take_along_axis(matrix, jnp.argsort(self.permutation, axis=-1)[..., None], axis=-2)
+
+    def _zeros(self) -> jax.Array:
+        """Zero points as kernels read them."""
+        if self.bits == _packing.NIBBLE and jnp.issubdtype(self.zeros.dtype, jnp.integer):
+            return jnp.minimum(self.zeros, _core.MOST_ZERO)
+        return self.zeros
 
     def _rows(self, of_groups: jax.Array) -> jax.Array:
         """One row for each row of the codes."""

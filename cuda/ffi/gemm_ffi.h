@@ -10,6 +10,10 @@ void* gemm_handler();
 // `sm` names, and launches nothing: lets machines without a GPU test what the handler refuses.
 void* gemm_check_handler();
 
+// The same of products with quantised weights: mixed_ffi.cc.
+void* mixed_handler();
+void* mixed_check_handler();
+
 struct HandlerMetadata {
   int api_major, api_minor;
   bool command_buffer_compatible;

@@ -48,6 +48,7 @@ const Kernel& find_or_throw(std::string_view full_name) {
 constexpr std::string_view kDTypeNames[] = {JAXGEMM_DTYPES(JAXGEMM_LIST_NAME)};
 constexpr std::string_view kActivationNames[] = {JAXGEMM_ACTIVATIONS(JAXGEMM_LIST_NAME)};
 constexpr std::string_view kPrecisionNames[] = {JAXGEMM_PRECISIONS(JAXGEMM_LIST_NAME)};
+constexpr std::string_view kZerosNames[] = {JAXGEMM_ZEROS(JAXGEMM_LIST_NAME)};
 #undef JAXGEMM_LIST_NAME
 
 template <class Enum, size_t kCount>
@@ -92,6 +93,36 @@ Problem build_problem(const std::vector<int64_t>& lhs_sizes, const DimsLists& lh
   return p;
 }
 
+Problem build_mixed_problem(int64_t batch, int64_t m, int64_t n, int64_t k, std::string_view lhs_dtype,
+                            std::string_view out_dtype, std::string_view activation, bool has_alpha, bool has_bias,
+                            int bits, int64_t group_size, std::string_view scale_dtype, std::string_view zeros,
+                            int sm, std::pair<int64_t, int64_t> split) {
+  Problem p;
+  p.batch = batch;
+  p.M = m;
+  p.N = n;
+  p.K = k;
+  p.lhs = {m, k, k, m * k, false};
+  p.rhs = {k, n, n, k * n, false};
+  p.out = {m, n, n, m * n, false};
+  p.lhs_dtype = p.rhs_dtype = parse<DType>(lhs_dtype, kDTypeNames, "dtype");
+  p.out_dtype = parse<DType>(out_dtype, kDTypeNames, "dtype");
+  p.activation = parse<Activation>(activation, kActivationNames, "activation");
+  p.has_alpha = has_alpha;
+  p.has_bias = has_bias;
+  p.sm = sm;
+  p.split = {split.first, split.second};
+  p.codes = {bits, group_size, parse<DType>(scale_dtype, kDTypeNames, "dtype"),
+             parse<Zeros>(zeros, kZerosNames, "zeros")};
+  return p;
+}
+
+std::vector<KernelInfo> infos(std::span<const Kernel* const> rows) {
+  std::vector<KernelInfo> infos;
+  for (const Kernel* kernel : rows) infos.push_back(kernel->info);
+  return infos;
+}
+
 }  // namespace
 }  // namespace jaxgemm
 
@@ -118,6 +149,8 @@ NB_MODULE(_core, m) {
       .def_ro("cluster_ctas", &KernelInfo::cluster_ctas)
       .def_ro("tma", &KernelInfo::tma)
       .def_ro("fused_epilogue", &KernelInfo::fused_epilogue)
+      .def_ro("bits", &KernelInfo::bits)
+      .def_ro("group_multiple", &KernelInfo::group_multiple)
       .def_prop_ro("max_ctas", [](const KernelInfo&) { return kMaxCtas; })
       .def("__repr__", [](const KernelInfo& i) { return "KernelInfo('" + std::string(i.full_name) + "')"; });
 
@@ -144,14 +177,14 @@ NB_MODULE(_core, m) {
       .def_prop_ro("out_stride", [](const Problem& p) { return std::tuple{p.out.batch_stride, p.out.ld}; })
       .def("__repr__", [](const Problem& p) { return describe(p); });
 
-  m.def(
-      "kernels",
-      [] {
-        std::vector<KernelInfo> infos;
-        for (const Kernel* kernel : kernels()) infos.push_back(kernel->info);
-        return infos;
-      },
-      "Every kernel in ladder order.");
+  m.def("kernels", [] { return infos(kernels()); }, "Every kernel of dense operands, in ladder order.");
+  m.def("mixed_kernels", [] { return infos(mixed_kernels()); }, "Every kernel of quantised weights.");
+  m.def("mixed_problem", &build_mixed_problem, "batch"_a, "m"_a, "n"_a, "k"_a, "lhs_dtype"_a, "out_dtype"_a,
+        "activation"_a, "has_alpha"_a, "has_bias"_a, "bits"_a, "group_size"_a, "scale_dtype"_a, "zeros"_a, "sm"_a,
+        "split"_a = std::pair(0, 0), "The Problem of dense operands and quantised weights.");
+  m.attr("PACKED_TILE_K") = kPackedTileK;
+  m.attr("PACKED_TILE_N") = kPackedTileN;
+  m.attr("MOST_ZERO") = kMostZero;
   m.def(
       "why_not", [](std::string_view full_name, const Problem& p) { return why_not(find_or_throw(full_name), p); },
       "name"_a, "problem"_a, "'' if the kernel can run the problem, else the sentence that says why not.");
@@ -200,6 +233,8 @@ NB_MODULE(_core, m) {
         nb::dict handlers;
         handlers["jaxgemm_gemm"] = nb::capsule(gemm_handler());
         handlers["jaxgemm_gemm_check"] = nb::capsule(gemm_check_handler());
+        handlers["jaxgemm_mixed"] = nb::capsule(mixed_handler());
+        handlers["jaxgemm_mixed_check"] = nb::capsule(mixed_check_handler());
         return handlers;
       },
       "FFI handlers by target name.");

@@ -56,7 +56,9 @@ struct TileConfig {
   // Where it lies along N, though wgmma wants it along K: so many columns to a consumer that all of a row in shared
   // memory is read by the same warps.
   static constexpr bool kRhsInRegisters =
-      (ELEMENT_BYTES == 4 && CTA_N == CONSUMERS * 128) || (ELEMENT_BYTES == 1 && CTA_N % sm90::kRowBytes == 0);
+      ELEMENT_BYTES == 4   ? CTA_N == CONSUMERS * sm90::kRowBytes
+      : ELEMENT_BYTES == 1 ? CTA_N % sm90::kRowBytes == 0
+                           : false;
   static constexpr int kTilesOfStep = CONSUMERS == 1 && CTA_N == 64 ? 2 : 1;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };
@@ -171,7 +173,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         }
         smem.pipeline.wait_for_turn(consumer, n / 2);
       }
-      sm90::Terms<kCta.n> terms;
+      sm90::Terms<kCta.n> terms = {};
       if constexpr (kWay == Way::kAny && !Loop::kTransposesSums) {
         terms = writer.template fetch<kCta.n>(epilogue, schedule.shape.N, tile.col);
       }

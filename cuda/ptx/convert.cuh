@@ -1,5 +1,6 @@
-// Conversions from float32 to what mma takes as operands.
-// PTX ISA, "Data Movement and Conversion Instructions: cvt"; "Alternate Floating-Point Data Formats" for tf32.
+// Conversions to what mma takes as operands.
+// PTX ISA, "Data Movement and Conversion Instructions: cvt"; "Alternate Floating-Point Data Formats" for tf32; "Half
+// Precision Floating-Point Instructions: fma".
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,5 +30,59 @@ __device__ inline uint32_t pack(float low, float high) {
   }
   return bits;
 }
+
+// (x & kMask) | base, in one instruction if base is in a register: the compiler makes two of two constants. PTX ISA,
+// "lop3", whose table 0xea is (a & b) | c.
+template <uint32_t kMask>
+__device__ inline uint32_t masked_or(uint32_t x, uint32_t base) {
+  uint32_t bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(bits) : "r"(x), "n"(kMask), "r"(base));
+  return bits;
+}
+
+// a * b + c, a - b and a * b of both halves of a register, each rounded once to T, to the nearest with ties to even.
+// The last two have instructions for bfloat16 from sm_90 on.
+template <class T>
+__device__ inline uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  uint32_t bits;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(a), "r"(b), "r"(c));
+  }
+  return bits;
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define JAXGEMM_BF16X2(name, a, b, fma_a, fma_b, fma_c) asm(name ".bf16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b))
+#else
+#define JAXGEMM_BF16X2(name, a, b, fma_a, fma_b, fma_c) bits = fma2<T>(fma_a, fma_b, fma_c)
+#endif
+template <class T>
+__device__ inline uint32_t sub2(uint32_t a, uint32_t b) {
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  constexpr uint32_t kOnes = 0x3f803f80, kSigns = 0x80008000;
+  uint32_t bits;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("sub.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
+  } else {
+    JAXGEMM_BF16X2("sub", a, b, a, kOnes, b ^ kSigns);
+  }
+  return bits;
+}
+template <class T>
+__device__ inline uint32_t mul2(uint32_t a, uint32_t b) {
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  constexpr uint32_t kMinusZeros = 0x80008000;
+  uint32_t bits;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
+  } else {
+    JAXGEMM_BF16X2("mul", a, b, a, b, kMinusZeros);
+  }
+  return bits;
+}
+#undef JAXGEMM_BF16X2
 
 }  // namespace jaxgemm::ptx

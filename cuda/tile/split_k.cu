@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kReduceThreads)
                           int64_t first_tile, Epilogue epilogue, TileGrid grid, Fix fix, int64_t M, int64_t N) {
   using Quad = typename VectorsOf<Accumulator>::Quad;
   const int quads_per_row = grid.cta_n / 4, quads_per_tile = grid.cta_m * quads_per_row;
-  const int quads_per_cta = kReduceThreads / groups, ctas_per_tile = quads_per_tile / quads_per_cta;
+  const int quads_per_cta = static_cast<int>(blockDim.x) / groups, ctas_per_tile = quads_per_tile / quads_per_cta;
   const int thread = static_cast<int>(threadIdx.x), group = thread / quads_per_cta;
   const unsigned tile_index = blockIdx.x / static_cast<unsigned>(ctas_per_tile);
   const int quad =
@@ -71,10 +71,11 @@ std::string reduce_partial_tiles(const GemmArgs& args, const Tile& tile, const S
                                  bool recompute) {
   const Problem& p = args.problem;
   const int64_t tile_elems = static_cast<int64_t>(tile.m) * tile.n;
-  const int groups = groups_for(split.splits);
-  const int64_t ctas = split.shared() * (tile_elems / 4 / (kReduceThreads / groups));
+  const int groups = groups_for(split.splits), quads = static_cast<int>(tile_elems / 4);
+  const int threads = quads * groups < kReduceThreads ? quads * groups : kReduceThreads;  // of a small tile, all
+  const int64_t ctas = split.shared() * quads * groups / threads;
   const auto launch = [&]<class Accumulator, class Fix>(const Accumulator* data, Fix fix) {
-    return launch_kernel(split_k_reduce_kernel<Accumulator, Fix>, ctas, kReduceThreads,
+    return launch_kernel(split_k_reduce_kernel<Accumulator, Fix>, ctas, threads,
                          static_cast<int>(kReduceThreads * sizeof(typename VectorsOf<Accumulator>::Quad)), args.stream,
                          data, split.splits, split.shared() * tile_elems, groups, split.whole, Epilogue(args),
                          TileGrid(tile, p.M, p.N), fix, p.M, p.N);

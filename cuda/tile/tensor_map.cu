@@ -117,7 +117,8 @@ std::string encode_tensor_map(CUtensorMap& map, const TensorBox& box) {
   const CUresult result =
       encode(&map, data_type(box), static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data), extents, strides,
              box_extents, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_mode(box.swizzle),
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             box.streams ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return "cuTensorMapEncodeTiled: CUDA driver error " + std::to_string(static_cast<int>(result)) + " for a tensor of " +
          std::to_string(box.inner) + " x " + std::to_string(box.outer) + " x " + std::to_string(box.batch) +

@@ -24,6 +24,7 @@ struct TensorBox {
   int64_t outer_stride = 0, batch_stride = 0;  // in elements
   int box_inner = 0, box_outer = 0;            // of the box, in elements; one matrix deep
   ptx::Swizzle swizzle = ptx::Swizzle::kNone;
+  bool streams = false;         // is read from DRAM, in order: L2 then fetches more at a time
   bool rounds_to_tf32 = false;  // float32, on the way into shared memory: to nearest, ties to even
 };
 

@@ -41,7 +41,10 @@ class _Request(ctypes.Structure):
         ("lhs_dtype", ctypes.c_char_p), ("rhs_dtype", ctypes.c_char_p), ("out_dtype", ctypes.c_char_p),
         ("precision", ctypes.c_char_p), ("activation", ctypes.c_char_p), ("alpha", ctypes.c_void_p),
         ("bias", ctypes.c_void_p), ("bias_dtype", ctypes.c_char_p), ("whole", ctypes.c_int64),
-        ("splits", ctypes.c_int64), ("schedule", _Schedule), ("owners", ctypes.c_void_p),
+        ("splits", ctypes.c_int64), ("bits", ctypes.c_int64), ("group_size", ctypes.c_int64),
+        ("scales", ctypes.c_void_p), ("zeros", ctypes.c_void_p), ("parameters", ctypes.c_int64),
+        ("scale_dtype", ctypes.c_char_p), ("zeros_kind", ctypes.c_char_p), ("schedule", _Schedule),
+        ("owners", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -86,6 +89,8 @@ class KernelInfo:
     min_sm: int
     tf32: bool
     highest: bool
+    bits: int
+    group_multiple: int
     dtypes: tuple[tuple[str, str, str], ...]
     layouts: tuple[str, ...]
 
@@ -142,6 +147,27 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Codes:
+    """How codes of quantised weights become numbers; arrays as in ``jaxgemm.QuantizedMatrix``."""
+
+    bits: int
+    group_size: int
+    scales: np.ndarray
+    zeros: np.ndarray | None = None
+
+    def native(self) -> tuple[Any, ...]:
+        assert self.scales.flags.c_contiguous and (self.zeros is None or self.zeros.flags.c_contiguous)
+        kind = "middle" if self.zeros is None else "integer" if self.zeros.dtype == np.uint8 else "float"
+        return (
+            self.bits, self.group_size, self.scales.ctypes.data, None if self.zeros is None else self.zeros.ctypes.data,
+            self.scales.size, self.scales.dtype.name.encode(), kind.encode(),
+        )  # fmt: skip
+
+
+_NO_CODES = Codes(0, 1, np.empty(0, np.float32))
+
+
+@dataclass(frozen=True)
 class Run:
     """What one run of a kernel gave."""
 
@@ -184,7 +210,16 @@ class Emulator:
 
     @functools.cached_property
     def kernels(self) -> dict[str, KernelInfo]:
-        """By full name, in ladder order, the reference kernels last."""
+        """Those of dense operands, by full name, in ladder order, the reference kernels last."""
+        return {name: info for name, info in self._all_kernels.items() if info.bits == 0}
+
+    @functools.cached_property
+    def mixed_kernels(self) -> dict[str, KernelInfo]:
+        """Those of quantised weights, by full name."""
+        return {name: info for name, info in self._all_kernels.items() if info.bits != 0}
+
+    @functools.cached_property
+    def _all_kernels(self) -> dict[str, KernelInfo]:
         rows = self._answer(self._library.emu_kernels())
         return {
             row["name"]: KernelInfo(
@@ -202,22 +237,24 @@ class Emulator:
     def run(
         self, kernel: str, lhs: Operand, rhs: Operand, out: Operand, batch: int = 1, *, alpha: float | None = None,
         bias: np.ndarray | None = None, precision: str = "default", activation: str = "none",
-        split: tuple[int, int] | None = None, schedule: Schedule = Schedule(),
+        split: tuple[int, int] | None = None, codes: Codes | None = None, schedule: Schedule = Schedule(),
     ) -> Run:  # fmt: skip
         """Runs ``kernel`` on operands whose dtypes are those of their arrays; ``out.data`` is overwritten.
 
         Args:
           split: how many tiles of out are one CTA's each, and how many CTAs share K of every other one; by default as
             the chooser says.
+          codes: of quantised weights, whose packed codes are ``rhs.data``.
         """
         bias_dtype = np.dtype(np.float32) if bias is None else bias.dtype
         factor = None if alpha is None else np.array([alpha], np.float32)
         owners = np.full(out.data.size, -1, np.int64)
         request = _Request(
             kernel.encode(), batch, out.rows, out.cols, lhs.cols, lhs.native(), rhs.native(), out.native(),
-            *(operand.data.dtype.name.encode() for operand in (lhs, rhs, out)), precision.encode(), activation.encode(),
+            *(x.dtype.name.encode() for x in (lhs.data, rhs.data if codes is None else lhs.data, out.data)),
+            precision.encode(), activation.encode(),
             *(None if x is None else x.ctypes.data for x in (factor, bias)), bias_dtype.name.encode(),
-            *(split or (0, 0)), schedule.native(), owners.ctypes.data,
+            *(split or (0, 0)), *(codes or _NO_CODES).native(), schedule.native(), owners.ctypes.data,
         )  # fmt: skip
         return self._to_run(self._answer(self._library.emu_run(ctypes.byref(request))), owners)
 

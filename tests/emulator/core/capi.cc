@@ -88,6 +88,10 @@ std::string run(const EmuRequest& request) {
   args.alpha = static_cast<const float*>(place_vector("alpha", request.alpha, sizeof(float)));
   args.bias_dtype = emu::bias_dtype(request);
   args.bias = place_vector("bias", request.bias, request.N * jaxgemm::size_bytes(args.bias_dtype));
+  const jaxgemm::Codes& codes = problem.codes;
+  args.scales = place_vector("scales", request.scales, request.parameters * jaxgemm::size_bytes(codes.scale_dtype));
+  const int64_t zero_bytes = codes.zeros == jaxgemm::Zeros::kInteger ? 1 : jaxgemm::size_bytes(codes.scale_dtype);
+  args.zeros = place_vector("zeros", request.zeros, request.parameters * zero_bytes);
   const int64_t workspace_bytes = problem.empty() ? 0 : kernel.workspace_bytes(problem);
   args.workspace = session.allocate("workspace", static_cast<size_t>(workspace_bytes), true).data;
 

@@ -25,7 +25,7 @@ std::string kernel_json(const Kernel& kernel) {
        << ", \"stages\": " << info.stages << ", \"threads\": " << info.threads
        << ", \"cluster_ctas\": " << info.cluster_ctas << ", \"min_sm\": " << info.min_sm
        << ", \"tf32\": " << (info.tf32 ? "true" : "false") << ", \"highest\": " << (info.highest ? "true" : "false")
-       << ", \"dtypes\": "
+       << ", \"bits\": " << info.bits << ", \"group_multiple\": " << info.group_multiple << ", \"dtypes\": "
        << list(info.dtypes,
                [](const jaxgemm::DTypes& d) {
                  return list(std::array{d.lhs, d.rhs, d.out},
@@ -53,6 +53,7 @@ Enum by_name(const char* text, int count) {
 constexpr int kDTypeCount = 0 JAXGEMM_DTYPES(EMU_COUNT);
 constexpr int kActivationCount = 0 JAXGEMM_ACTIVATIONS(EMU_COUNT);
 constexpr int kPrecisionCount = 0 JAXGEMM_PRECISIONS(EMU_COUNT);
+constexpr int kZerosCount = 0 JAXGEMM_ZEROS(EMU_COUNT);
 #undef EMU_COUNT
 constexpr int kNewest = 90;  // the emulated GPU
 
@@ -75,6 +76,7 @@ const char* answer(std::string json) {
 
 std::vector<const Kernel*> all_kernels() {
   std::vector<const Kernel*> rows(jaxgemm::kernels().begin(), jaxgemm::kernels().end());
+  rows.insert(rows.end(), jaxgemm::mixed_kernels().begin(), jaxgemm::mixed_kernels().end());
   for (std::span<const Kernel* const> family : reference_families()) {
     rows.insert(rows.end(), family.begin(), family.end());
   }
@@ -138,7 +140,10 @@ Problem to_problem(const EmuRequest& request) {
           .has_alpha = request.alpha != nullptr,
           .has_bias = request.bias != nullptr,
           .sm = kNewest,
-          .split = {request.whole, request.splits}};
+          .split = {request.whole, request.splits},
+          .codes = {static_cast<int>(request.bits), request.group_size,
+                    by_name<jaxgemm::DType>(request.scale_dtype, kDTypeCount),
+                    by_name<jaxgemm::Zeros>(request.zeros_kind, kZerosCount)}};
 }
 
 }  // namespace emu

@@ -35,6 +35,10 @@ struct EmuRequest {
   const void* bias;    // N elements of bias_dtype, or null
   const char* bias_dtype;
   int64_t whole, splits;  // see KSplit; splits == 0: as the model says
+  int64_t bits, group_size;  // of quantised rhs, whose operand is then its codes; bits == 0: rhs is dense
+  const void *scales, *zeros;  // of all groups, like bias; zeros may be null
+  int64_t parameters;          // how many of either
+  const char *scale_dtype, *zeros_kind;
   EmuSchedule schedule;
   int64_t* owners;  // per element of out: CTA * threads + thread that wrote it, -1 if none; or null
 };
@@ -65,7 +69,7 @@ const char* guarded(F&& body) {
   }
 }
 
-// The registry's kernels, then the reference kernels.
+// The registry's kernels, dense and mixed, then the reference kernels.
 std::vector<const jaxgemm::Kernel*> all_kernels();
 const jaxgemm::Kernel& kernel_named(const char* name);
 std::vector<jaxgemm::probes::Probe> all_probes();

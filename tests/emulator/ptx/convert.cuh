@@ -23,4 +23,38 @@ inline uint32_t pack(float low, float high) {
   }
 }
 
+template <uint32_t kMask>
+inline uint32_t masked_or(uint32_t x, uint32_t base) {
+  return (x & kMask) | base;
+}
+
+template <class T>
+inline uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  constexpr bool kHalf = std::is_same_v<T, __half>;
+  const auto one = [](uint32_t x, uint32_t y, uint32_t z) -> uint32_t {
+    const auto wide = [](uint32_t bits) -> double {
+      const auto half = static_cast<uint16_t>(bits);
+      return static_cast<double>(kHalf ? emu::f16_to_float(half) : emu::bf16_to_float(half));
+    };
+    // The product is exact. What of the sum does not fit a double is kept by an odd last bit, as it is where that does
+    // not fit a float32: then the last rounding is the only one.
+    const double product = wide(x) * wide(y), exact = emu::add_to_odd(product, wide(z));
+    const float sum = emu::to_float_odd(exact);
+    return kHalf ? emu::float_to_f16(sum) : emu::float_to_bf16(sum);
+  };
+  return one(a & 0xffff, b & 0xffff, c & 0xffff) | one(a >> 16, b >> 16, c >> 16) << 16;
+}
+
+template <class T>
+inline uint32_t sub2(uint32_t a, uint32_t b) {
+  constexpr uint32_t kOnes = std::is_same_v<T, __half> ? 0x3c003c00 : 0x3f803f80, kSigns = 0x80008000;
+  return fma2<T>(a, kOnes, b ^ kSigns);
+}
+template <class T>
+inline uint32_t mul2(uint32_t a, uint32_t b) {
+  constexpr uint32_t kMinusZeros = 0x80008000;
+  return fma2<T>(a, b, kMinusZeros);
+}
+
 }  // namespace jaxgemm::ptx

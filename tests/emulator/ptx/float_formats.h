@@ -63,6 +63,22 @@ constexpr uint32_t float_to_tf32(float x) {
   return (finite ? bits + 0x1000 : bits) & kTf32Mask;
 }
 
+// Rounding to odd: towards zero, with the last bit set where anything was lost. A number so rounded rounds to a format
+// of two bits less, or fewer, as the exact one does. Boldo and Melquiond, "Emulation of FMA and Correctly Rounded Sums:
+// Proved Algorithms Using Rounding to Odd", IEEE Transactions on Computers 57(4), 2008.
+inline double add_to_odd(double a, double b) {
+  const double sum = a + b, from_b = sum - a, lost = (a - (sum - from_b)) + (b - from_b);  // Knuth's TwoSum
+  if (lost == 0 || lost != lost || (std::bit_cast<uint64_t>(sum) & 1) != 0) return sum;
+  const bool away = (lost < 0) == (sum < 0);  // whether the exact sum is farther from zero
+  return std::bit_cast<double>(std::bit_cast<uint64_t>(sum) + (away ? 1 : -1));
+}
+inline float to_float_odd(double x) {
+  const float near = static_cast<float>(x);
+  const double wide = near;
+  if (wide == x || x != x || (std::bit_cast<uint32_t>(near) & 1) != 0) return near;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(near) + ((x < 0 ? -x : x) > (wide < 0 ? -wide : wide) ? 1 : -1));
+}
+
 // What mma takes of a register that holds a tf32.
 constexpr float tf32_to_float(uint32_t bits) { return std::bit_cast<float>(bits & kTf32Mask); }
 

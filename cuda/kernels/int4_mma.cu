@@ -1,0 +1,338 @@
+// int4_mma: rhs is 4-bit codes, which become numbers on their way from memory into the tensor cores.
+//
+// What is new against mma_multistage: few tokens (rows of lhs) are multiplied by many weights, so that reading the
+// weights is what takes time, and how many instructions a weight costs. The operands change places: weights are A of
+// mma.sync, whose rows are columns of rhs, and tokens are B, of which 8 are enough. Weights lie packed in the order of
+// A's fragments (tile/packed.cuh): one load of 16 bytes brings a lane the codes of four fragments, past shared memory.
+// A mask and a multiply-add turn a pair of codes into code - zero, exactly; the scale of a group is applied to the sums
+// of its products, in float32. The warps of a CTA share K, each with a cp.async ring of its own (or of the warps that
+// take the same part of K) for the tokens; so nobody waits for the CTA before the end.
+//
+// Source: the register order of packed weights, Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel
+// Inference on Large Language Models", arXiv:2408.11743, section 3; scaling sums instead of weights, DeepSeek-AI,
+// "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2.
+#include "epilogue/epilogue.cuh"
+#include "launch.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/load.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_storage.cuh"
+#include "tile/global_matrix.cuh"
+#include "tile/packed.cuh"
+#include "tile/padding.h"
+#include "tile/scheduler.cuh"
+#include "tile/split_k.h"
+
+namespace jaxgemm {
+namespace {
+
+constexpr int kWarpSize = 32, kMmaM = 16, kMmaN = 8, kMmaK = 16;
+constexpr int kVectorBytes = 16, kVectorElems = kVectorBytes / 2;
+
+// A warp multiplies ROW_TILES x 16 columns of rhs by all tokens of the CTA, kUnitK rows at a time; it has AHEAD units
+// of codes in registers or on their way. CTAS: as in mma_multistage.
+template <int TOKENS, int ROW_TILES, int WARPS_N, int WARPS_K, int AHEAD, int STAGES, int CTAS, int GROUP = 32>
+struct TileConfig {
+  static constexpr std::string_view kFamily = "int4_mma";
+  static constexpr std::array<DTypes, 4> kDTypes = {{{DType::kF16, DType::kF16, DType::kF16},
+                                                     {DType::kBF16, DType::kBF16, DType::kBF16},
+                                                     {DType::kF16, DType::kF16, DType::kF32},
+                                                     {DType::kBF16, DType::kBF16, DType::kF32}}};
+  static constexpr bool kSplitK = true;
+  static constexpr int kBits = 4, kGroupMultiple = GROUP, kRowTiles = ROW_TILES, kAhead = AHEAD, kCtas = CTAS;
+  static constexpr int kWarpsN = WARPS_N, kWarpsK = WARPS_K, kThreads = WARPS_N * WARPS_K * kWarpSize;
+  static constexpr int kUnitTiles = 2, kUnitK = kUnitTiles * kPackedTileK;
+  static constexpr Tile kWarpTile = {TOKENS, ROW_TILES * kMmaM, kUnitK};
+  static constexpr Tile kCtaTile = {TOKENS, WARPS_N * kWarpTile.n, WARPS_K * kUnitK};
+  static constexpr int kStages = STAGES;
+
+  // Tokens of a unit. A row more of banks than fits them once: eight rows then start in different banks.
+  struct Stage {
+    alignas(kVectorBytes) char rows[TOKENS][kUnitK * 2 + kVectorBytes];
+  };
+  struct Sums {
+    static constexpr int kStride = kCtaTile.n + 4;  // 4 modulo 16: a warp's fragments lie in different banks
+    alignas(kVectorBytes) float rows[TOKENS][kStride];
+  };
+  union SharedStorage {
+    Stage stages[WARPS_K][STAGES];
+    Sums sums[WARPS_K];  // when the K loop is over
+  };
+};
+
+struct Config8x16 : TileConfig<8, 1, 1, 8, 2, 3, 3> {};
+struct Config8x32 : TileConfig<8, 2, 1, 8, 1, 3, 3> {};
+struct Config8x32x512 : TileConfig<8, 2, 1, 4, 1, 3, 7> {};
+struct Config16x32 : TileConfig<16, 2, 1, 8, 1, 3, 2> {};
+struct Config16x128 : TileConfig<16, 2, 4, 2, 1, 4, 2> {};
+struct Config32x128 : TileConfig<32, 2, 4, 2, 1, 4, 1, 64> {};
+
+// The tokens that one share of K needs, as they come through shared memory. Each thread copies the same 16 bytes of a
+// row of every unit.
+template <class Config, class T>
+struct TokenRing {
+  static constexpr int kPieces = Config::kUnitK / kVectorElems, kSharers = Config::kWarpsN * kWarpSize;
+  static constexpr int kRowsAtOnce = kSharers / kPieces;
+  static_assert(kRowsAtOnce * kPieces == kSharers);
+
+  typename Config::Stage* stages;
+  const T* g_piece;
+  int left;      // elements of K from the piece on; negative past the end
+  int next = 0;  // stage to be read
+
+  // From row k of rhs on; the first token is at g_x.
+  __device__ TokenRing(typename Config::Stage* stages, const T* g_x, int64_t ld, int64_t K, int k) : stages(stages) {
+    const int at = k + thread() % kPieces * kVectorElems;
+    g_piece = g_x + row() * ld + at;
+    left = static_cast<int>(K) - at;
+  }
+
+  // Begins the copy of the next unit. Rows beyond the last token are not read; beyond K there are zeros, for which PTX
+  // wants some address that is mapped.
+  __device__ void fill(typename Config::Stage& stage, int64_t ld, int tokens, const T* g_mapped) {
+    const int valid = left <= 0 ? 0 : left < kVectorElems ? left * 2 : kVectorBytes;
+    char* s_piece = stage.rows[row()] + thread() % kPieces * kVectorBytes;
+    const T* g_from = g_piece;
+#pragma unroll 1
+    for (int i = row(); i < tokens; i += kRowsAtOnce) {
+      ptx::cp_async_16(s_piece, valid > 0 ? g_from : g_mapped, valid);
+      s_piece += kRowsAtOnce * static_cast<int>(sizeof(stage.rows[0]));
+      g_from += kRowsAtOnce * ld;
+    }
+    ptx::cp_async_commit();
+    g_piece += Config::kCtaTile.k;
+    left -= Config::kCtaTile.k;
+  }
+
+  // Waits for the oldest unit that has not been read, and begins the copy of another one in the place of the one
+  // before.
+  __device__ const typename Config::Stage& read(int64_t ld, int tokens, const T* g_mapped) {
+    ptx::cp_async_wait<Config::kStages - 2>();
+    if constexpr (Config::kWarpsN == 1) {
+      __syncwarp();
+    } else {
+      ptx::barrier_sync(1 + static_cast<int>(threadIdx.x) / kSharers, kSharers);
+    }
+    const int stage = next;
+    fill(stages[stage == 0 ? Config::kStages - 1 : stage - 1], ld, tokens, g_mapped);
+    next = stage + 1 == Config::kStages ? 0 : stage + 1;
+    return stages[stage];
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % kSharers; }
+  __device__ static int row() { return thread() / kPieces; }
+};
+
+// Small groups have more scales on their way, and zero points take as much: there are registers for fewer CTAs.
+template <class Config, Grouping kGrouping, int kSegment>
+constexpr int kResidentCtas = [] {
+  constexpr int kSegments = Config::kUnitK / (kSegment * kMmaK),
+                kFewer = kSegments * (kGrouping == Grouping::kScales16 ? 1 : 2) / 2;
+  return Config::kCtas > kFewer ? Config::kCtas - kFewer : 1;
+}();
+
+// kSegment: steps of K after which sums are scaled; a group is a whole number of those, or all of K.
+template <class Config, class T, Grouping kGrouping, int kSegment>
+__global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGrouping, kSegment>)
+    int4_mma_kernel(GlobalMatrix<T, false> g_x, PackedCodes codes, GroupParameters groups, Epilogue epilogue,
+                    float* g_partials, TileGrid grid, SplitK split, int64_t M, int64_t N, int64_t K) {
+  constexpr Tile kCta = Config::kCtaTile;
+  constexpr int kRowTiles = Config::kRowTiles, kTokenTiles = kCta.m / kMmaN, kAhead = Config::kAhead;
+  constexpr int kSegments = Config::kUnitK / kMmaK / kSegment;
+  auto& smem = shared_storage<typename Config::SharedStorage>();
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize, lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp_n = warp % Config::kWarpsN, warp_k = warp / Config::kWarpsN;
+
+  const auto [tile_index, first_k, depth, _] = split.unit(blockIdx.x, K);
+  const TileCoord tile = grid.tile(tile_index);
+  const int tokens = static_cast<int>(M - tile.row < kCta.m ? M - tile.row : kCta.m);
+  const int last_token = tokens - 1, end = static_cast<int>(first_k + depth);
+  const int first = static_cast<int>(first_k) + warp_k * Config::kUnitK;
+  const int64_t col = tile.col + warp_n * Config::kWarpTile.n;
+
+  // Codes, scales and zero points of the next units.
+  struct Unit {
+    uint4 words[kRowTiles][Config::kUnitTiles];
+    ColumnPair<kGrouping> groups[kRowTiles][kSegments];
+  } units[kAhead];
+  const uint4* g_codes = codes.column(tile.batch, static_cast<int>(col / kPackedTileN));
+  const int to_next = codes.to_next(static_cast<int>(col / kPackedTileN));
+  static_assert(kRowTiles <= 2);
+  const ColumnGroups<kGrouping> columns(groups, tile.batch, col + lane / 4);
+  const auto load = [&](Unit& unit, int k) {
+    if (k >= end) return;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      const uint4* g_unit = g_codes + r * to_next + static_cast<int64_t>(k / kPackedTileK) * PackedCodes::kLanes;
+#pragma unroll
+      for (int i = 0; i < Config::kUnitTiles; ++i) {
+        const bool exists = k / kPackedTileK + i < codes.tiles_k;
+        unit.words[r][i] = exists ? ptx::load_once_16(g_unit + i * PackedCodes::kLanes) : uint4{};
+      }
+#pragma unroll
+      for (int s = 0; s < kSegments; ++s) {
+        const int at = k + s * kSegment * kMmaK;
+        columns.load(unit.groups[r][s], groups, at < K ? at : k, r * kMmaM);
+      }
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load(units[i], first + i * kCta.k);
+
+  TokenRing<Config, T> ring(smem.stages[warp_k], g_x.at(tile.batch, tile.row, 0), g_x.ld, K, first);
+#pragma unroll 1
+  for (int i = 0; i < Config::kStages - 1; ++i) ring.fill(smem.stages[warp_k][i], g_x.ld, tokens, g_x.data);
+
+  float sums[kRowTiles][kTokenTiles][4] = {};
+  const auto multiply = [&](const Unit& unit, const typename Config::Stage& stage) {
+    float partial[kRowTiles][kTokenTiles][4];
+#pragma unroll
+    for (int pair = 0; pair < Config::kUnitK / (2 * kMmaK); ++pair) {  // of steps, which one ldmatrix loads
+      uint32_t b[kTokenTiles][4];
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+        const int row = t * kMmaN + lane % 8;
+        ptx::ldmatrix<false>(b[t],
+                             stage.rows[row < last_token ? row : last_token] + (pair * 4 + lane / 8) * kVectorBytes);
+      }
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int step = pair * 2 + j;
+          const uint4& words = unit.words[r][step / kPackedSteps];
+          const uint32_t word[kPackedSteps] = {words.x, words.y, words.z, words.w};
+          const ColumnPair<kGrouping>& group = unit.groups[r][step / kSegment];
+          uint32_t a[4];
+          CodePairs<T>(group).fragment(a, word[step % kPackedSteps]);
+          const float scales[2] = {groups.scale(group.scales[0]), groups.scale(group.scales[1])};
+#pragma unroll
+          for (int t = 0; t < kTokenTiles; ++t) {
+            if (step % kSegment == 0) {
+#pragma unroll
+              for (float& sum : partial[r][t]) sum = 0.0f;
+            }
+            const uint32_t b_step[2] = {b[t][j * 2], b[t][j * 2 + 1]};
+            ptx::mma_m16n8k16<T>(partial[r][t], a, b_step);
+            if ((step + 1) % kSegment == 0) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) sums[r][t][i] += scales[i / 2] * partial[r][t][i];
+            }
+          }
+        }
+      }
+    }
+  };
+  for (int k = first; k < end; k += kAhead * kCta.k) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int at = k + i * kCta.k;
+      if (at < end) multiply(units[i], ring.read(g_x.ld, tokens, g_x.data));
+      load(units[i], at + kAhead * kCta.k);
+    }
+  }
+
+  ptx::cp_async_wait_all();
+  __syncthreads();
+  // Found again, not kept in registers while the sums need them.
+  const TileCoord out_tile = grid.tile(split.unit(blockIdx.x, K).tile);
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = t * kMmaN + lane % 4 * 2 + i % 2;
+        const int n = warp_n * Config::kWarpTile.n + r * kMmaM + lane / 4 + i / 2 * 8;
+        smem.sums[warp_k].rows[token][n] = sums[r][t][i];
+      }
+    }
+  }
+  __syncthreads();
+  constexpr int kQuads = kCta.n / 4;
+  for (int i = static_cast<int>(threadIdx.x); i < kCta.m * kQuads; i += Config::kThreads) {
+    const int row = i / kQuads, n = i % kQuads * 4;
+    float sum[4] = {};
+#pragma unroll
+    for (int w = 0; w < Config::kWarpsK; ++w) {
+      const float4 quad = *reinterpret_cast<const float4*>(smem.sums[w].rows[row] + n);
+      sum[0] += quad.x;
+      sum[1] += quad.y;
+      sum[2] += quad.z;
+      sum[3] += quad.w;
+    }
+    if (g_partials != nullptr) {
+      float* g_tile = g_partials + static_cast<int64_t>(blockIdx.x) * kCta.m * kCta.n;
+      *reinterpret_cast<float4*>(g_tile + row * kCta.n + n) = {sum[0], sum[1], sum[2], sum[3]};
+    } else if (out_tile.row + row < M && out_tile.col + n < N) {
+      epilogue.store4(out_tile.batch, out_tile.row + row, out_tile.col + n, N, sum);
+    }
+  }
+}
+
+bool reads_whole_vectors(const MatrixView& view) {
+  return view.ld % kVectorElems == 0 && view.batch_stride % kVectorElems == 0;
+}
+
+template <class Config>
+int64_t copied_bytes(const Problem& p) {
+  if (reads_whole_vectors(p.lhs)) return 0;
+  return padded_bytes(padded_view(p.lhs, kVectorElems), p.batch, size_bytes(p.lhs_dtype));
+}
+
+template <class Config>
+int64_t workspace_bytes(const Problem& p) {
+  return copied_bytes<Config>(p) + SplitK(describe<Config>(), p, Config::kCtaTile).workspace_bytes(Config::kCtaTile);
+}
+
+template <class Config>
+std::string launch(const GemmArgs& args) {
+  const Problem& p = args.problem;
+  PaddableOperand x = {args.lhs, p.lhs};
+  char* workspace = static_cast<char*>(args.workspace);
+  if (!reads_whole_vectors(x.view)) {
+    if (std::string error = x.pad(workspace, kVectorElems, p, p.lhs_dtype, args.stream); !error.empty()) return error;
+  }
+  for (const void* data : {x.data, args.rhs}) {
+    if (reinterpret_cast<uintptr_t>(data) % kVectorBytes != 0) return "lhs or rhs is not at a multiple of 16 bytes";
+  }
+  const SplitK split(describe<Config>(), p, Config::kCtaTile);
+  float* partials = split.splits == 1 ? nullptr : reinterpret_cast<float*>(workspace);
+  const auto launch_for = [&]<class T, Grouping kGrouping, int kSegment>() {
+    return launch_kernel(int4_mma_kernel<Config, T, kGrouping, kSegment>, split.units(), Config::kThreads,
+                         describe<Config>().smem_bytes, args.stream, GlobalMatrix<T, false>(x.data, x.view),
+                         PackedCodes(args), GroupParameters(args), Epilogue(args), partials,
+                         TileGrid(Config::kCtaTile, p.M, p.N), split, p.M, p.N, p.K);
+  };
+  constexpr int kUnit = Config::kUnitK / kMmaK, kSmallest = Config::kGroupMultiple / kMmaK;
+  const auto launch_with = [&]<class T, Grouping kGrouping>() {
+    const int64_t group = p.codes.group_size;
+    if (group >= p.K || group % Config::kUnitK == 0) return launch_for.template operator()<T, kGrouping, kUnit>();
+    if (group % (Config::kUnitK / 2) == 0) return launch_for.template operator()<T, kGrouping, kUnit / 2>();
+    return launch_for.template operator()<T, kGrouping, kSmallest>();
+  };
+  const auto launch_of = [&]<class T>() {
+    switch (GroupParameters(args).grouping()) {
+      case Grouping::kScales16: return launch_with.template operator()<T, Grouping::kScales16>();
+      case Grouping::kScales16Zeros: return launch_with.template operator()<T, Grouping::kScales16Zeros>();
+      case Grouping::kScales32: break;
+    }
+    return launch_for.template operator()<T, Grouping::kScales32, kSmallest>();  // rare: in one way, which fits all
+  };
+  std::string error = p.lhs_dtype == DType::kF16 ? launch_of.template operator()<__half>()
+                                                 : launch_of.template operator()<__nv_bfloat16>();
+  if (!error.empty() || partials == nullptr) return error;
+  return reduce_partial_tiles(args, Config::kCtaTile, split, partials, false);
+}
+
+template <class Config>
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>};
+
+}  // namespace
+}  // namespace jaxgemm
+
+JAXGEMM_FAMILY(int4_mma, &kKernel<Config8x16>, &kKernel<Config8x32>, &kKernel<Config8x32x512>, &kKernel<Config16x32>,
+               &kKernel<Config16x128>, &kKernel<Config32x128>)

@@ -1,0 +1,169 @@
+// Quantised weights as kernels read them: packed codes, and the scales and zero points of groups of rows.
+//
+// The matrix (K x N) is cut into tiles of kPackedTileK x kPackedTileN, those of the same columns one after the other.
+// Within a tile each lane of a warp has 16 bytes, one after the other: a word for each step of 16 rows, made of the
+// 4-bit codes that PTX gives the lane of the fragment of A whose rows are the matrix' columns (ptx/mma.cuh). Code i of
+// a word, from the lowest bits, is the element of register i % 4, half i / 4: so the same mask leaves a pair of codes
+// in the two halves of a register for each of four shifts. jaxgemm/_packing.py writes this order.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "gemm.h"
+#include "ptx/convert.cuh"
+#include "ptx/load.cuh"
+#include "tile/divisor.cuh"
+
+namespace jaxgemm {
+
+inline constexpr int kPackedSteps = kPackedTileK / 16;  // steps along K of a tile
+inline constexpr int kPackedTileBytes = kPackedTileK * kPackedTileN / 2;
+
+// The tiles of all batches.
+struct PackedCodes {
+  static constexpr int kLanes = 32;
+  const uint4* tiles;
+  int tiles_k, tiles_n;
+
+  explicit PackedCodes(const GemmArgs& args)
+      : tiles(static_cast<const uint4*>(args.rhs)),
+        tiles_k(static_cast<int>((args.problem.K + kPackedTileK - 1) / kPackedTileK)),
+        tiles_n(static_cast<int>((args.problem.N + kPackedTileN - 1) / kPackedTileN)) {}
+
+  // The executing lane's words of the first tile of 16 columns, the last ones if there are none so far to the right.
+  __device__ const uint4* column(int64_t batch, int tile_n) const {
+    const int64_t last = tiles_n - 1, column = batch * tiles_n + (tile_n < last ? tile_n : last);
+    return tiles + column * tiles_k * kLanes + threadIdx.x % kLanes;
+  }
+  // From there to the tiles of the next 16 columns, if there are more.
+  __device__ int to_next(int tile_n) const { return tile_n < tiles_n - 1 ? tiles_k * kLanes : 0; }
+};
+
+// What kernels are compiled for: no zero points and scales of 16 bits; zero points too; or float32 scales, with zero
+// points or without.
+enum class Grouping { kScales16, kScales16Zeros, kScales32 };
+
+// Scales and zero points of the two columns whose codes a lane has: lane / 4, and that plus 8. As they were loaded: to
+// convert them is to wait for them.
+template <Grouping kGrouping>
+struct ColumnPair {
+  std::conditional_t<kGrouping == Grouping::kScales32, float, uint16_t> scales[2];
+  uint8_t zeros[2];
+
+  __device__ uint32_t zero(int i) const { return zeros[i] < kMostZero ? zeros[i] : kMostZero; }
+};
+inline constexpr uint8_t kMiddle = 8;  // of 4-bit codes
+template <>
+struct ColumnPair<Grouping::kScales16> {
+  uint16_t scales[2];
+
+  __device__ uint32_t zero(int) const { return kMiddle; }
+};
+
+// Of all groups.
+struct GroupParameters {
+  const void* scales;
+  const uint8_t* zeros;  // nullptr: all are in the middle of the codes
+  int64_t groups, N;
+  Divisor by_group;
+  DType scale_dtype;
+
+  explicit GroupParameters(const GemmArgs& args)
+      : scales(args.scales),
+        zeros(args.problem.codes.zeros == Zeros::kMiddle ? nullptr : static_cast<const uint8_t*>(args.zeros)),
+        groups((args.problem.K + args.problem.codes.group_size - 1) / args.problem.codes.group_size),
+        N(args.problem.N),
+        by_group(args.problem.codes.group_size),
+        scale_dtype(args.problem.codes.scale_dtype) {}
+
+  Grouping grouping() const {
+    if (scale_dtype == DType::kF32) return Grouping::kScales32;
+    return zeros == nullptr ? Grouping::kScales16 : Grouping::kScales16Zeros;
+  }
+
+  __device__ float scale(float scale) const { return scale; }
+  __device__ float scale(uint16_t bits) const {
+    const float half = __half2float(__ushort_as_half(bits)), bfloat = __bfloat162float(__ushort_as_bfloat16(bits));
+    return scale_dtype == DType::kF16 ? half : bfloat;
+  }
+};
+
+// The same, as a lane reads them: of columns from `col` on.
+template <Grouping kGrouping>
+struct ColumnGroups {
+  static constexpr int kDistance = 8;
+  int64_t first;  // element of the first group
+  int columns;    // that there are
+
+  __device__ ColumnGroups(const GroupParameters& all, int64_t batch, int64_t col)
+      : first(batch * all.groups * all.N + col), columns(static_cast<int>(all.N - col < 1024 ? all.N - col : 1024)) {}
+
+  // Of the group of row k, which exists, and of columns `at` and `at` + 8; 0 for columns that there are not.
+  __device__ void load(ColumnPair<kGrouping>& pair, const GroupParameters& all, int k, int at) const {
+    using Scale = std::decay_t<decltype(pair.scales[0])>;
+    const int64_t row = first + all.by_group.divide(static_cast<unsigned>(k)).quotient * all.N;
+    const Scale* g_scales = static_cast<const Scale*>(all.scales) + row;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = at + i * kDistance;
+      const bool exists = column < columns;
+      pair.scales[i] = exists ? g_scales[column] : Scale{};
+      if constexpr (kGrouping == Grouping::kScales16Zeros) pair.zeros[i] = exists ? all.zeros[row + column] : kMiddle;
+      if constexpr (kGrouping == Grouping::kScales32) {
+        pair.zeros[i] = exists && all.zeros != nullptr ? all.zeros[row + column] : kMiddle;
+      }
+    }
+  }
+};
+
+// Codes to numbers of 16 bits, exactly: code - zero. A code in the lowest mantissa bits of a number that has units
+// there is that number plus the code (Kim et al., "Who Says Elephants Can't Run: Bringing Large Scale MoE Models into
+// Cloud Scale Production", arXiv:2211.10017, section 3.2).
+template <class T>
+struct CodePairs;
+
+template <>
+struct CodePairs<__nv_bfloat16> {
+  static constexpr uint32_t kBase = 0x43004300;  // 128 has units in its lowest bit
+  uint32_t offsets[2];                           // 128 + zero, of both columns
+
+  template <Grouping kGrouping>
+  __device__ explicit CodePairs(const ColumnPair<kGrouping>& pair) : CodePairs(pair.zero(0), pair.zero(1)) {}
+  __device__ CodePairs(uint32_t zero, uint32_t next) : offsets{kBase + zero * 0x10001u, kBase + next * 0x10001u} {}
+
+  __device__ void fragment(uint32_t (&a)[4], uint32_t word) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[i] = ptx::sub2<__nv_bfloat16>(ptx::masked_or<0x000f000f>(word >> (4 * i), kBase), offsets[i % 2]);
+    }
+  }
+};
+
+template <>
+struct CodePairs<__half> {
+  // 1024 has units in its lowest bit; and in the next four bits a code counts 16 times.
+  static constexpr uint32_t kBase = 0x64006400, kSixteenth = 0x2c002c00;
+  uint32_t offset, minus_scaled;  // 1024 + zero of the one column, -(64 + zero) of the other
+
+  template <Grouping kGrouping>
+  __device__ explicit CodePairs(const ColumnPair<kGrouping>& pair) : CodePairs(pair.zero(0), pair.zero(1)) {}
+  __device__ CodePairs(uint32_t zero, uint32_t next) : offset(kBase + zero * 0x10001u) {
+    const float minus = -64.0f - static_cast<float>(next);
+    minus_scaled = ptx::pack<__half>(minus, minus);
+  }
+
+  __device__ void fragment(uint32_t (&a)[4], uint32_t word) const {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t pair = word >> (4 * i);
+      a[i] = ptx::sub2<__half>(ptx::masked_or<0x000f000f>(pair, kBase), offset);
+      a[i + 1] = ptx::fma2<__half>(ptx::masked_or<0x00f000f0>(pair, kBase), kSixteenth, minus_scaled);
+    }
+  }
+};
+
+}  // namespace jaxgemm

@@ -1,0 +1,110 @@
+"""Which kernel multiplies by quantised weights, and why not the others."""
+
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxgemm import _compat
+from jaxgemm._choose import BY_MODEL, NO_SPLIT, NOMINAL_SIZE, Choice
+from jaxgemm._native import _core
+
+DEQUANTISED = "XLA dequantises the weights and multiplies"
+
+
+def mixed_kernels() -> list[_core.KernelInfo]:
+    """Every kernel of this build that multiplies by quantised weights.
+
+    Returns:
+      A list whose entries are like those of :func:`jaxgemm.kernels`, with ``bits`` (of the codes that it takes) and
+      ``group_multiple`` (it takes groups of a multiple of so many rows, or of whole columns).
+    """
+    return _core.mixed_kernels()
+
+
+def check_mixed_name(kernel: str | None) -> None:
+    """Raises ValueError unless ``kernel`` is None or names a kernel or a family for quantised weights."""
+    if kernel is None:
+        return
+    infos = mixed_kernels()
+    known = list(dict.fromkeys(info.family for info in infos)) + [info.name for info in infos]
+    if not isinstance(kernel, str) or kernel not in known:
+        near = difflib.get_close_matches(str(kernel), known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"kernel={kernel!r} is none of this build's kernels for quantised weights: {', '.join(known)}.{hint}"
+        )
+
+
+def zeros_name(dtype: Any | None) -> str:
+    """What kernels call zero points of a dtype."""
+    return "middle" if dtype is None else "integer" if dtype.name == "uint8" else "float"
+
+
+def choose_mixed(
+    x: Any, packed: Any, scales: Any, zeros: Any, *, form: Any, has_bias: bool, kernel: str | None, sm: int
+) -> Choice:
+    """The kernel for one call on a GPU of compute capability ``sm`` / 10; operands as ``mixed_gemm_p`` takes them.
+
+    Raises:
+      ValueError: the named kernel does not exist or cannot run this; the message says why and which can.
+    """
+    check_mixed_name(kernel)
+    names = _core.dtypes()
+    for what, dtype in (("lhs", x.dtype), ("the result", form.out_dtype)):
+        if dtype.name not in names:
+            return _refused(kernel, f"{what} is {dtype.name}; kernels exist for some of {', '.join(names)}")
+    symbolic = not _compat.static_sizes((*x.shape, *packed.shape))
+    nb = packed.ndim - 3
+    problem = _core.mixed_problem(
+        batch=_product(packed.shape[:nb]),
+        m=_product(x.shape[nb:-1]),
+        n=form.n,
+        k=form.k,
+        lhs_dtype=x.dtype.name,
+        out_dtype=form.out_dtype.name,
+        activation=form.activation,
+        has_alpha=form.has_alpha,
+        has_bias=has_bias,
+        bits=form.bits,
+        group_size=form.group_size,
+        scale_dtype=scales.dtype.name,
+        zeros=zeros_name(None if zeros is None else zeros.dtype),
+        sm=sm,
+        split=NO_SPLIT if symbolic else BY_MODEL,
+    )
+
+    def why_not(name: str) -> str:
+        sentence = _core.why_not(name, problem)
+        if not sentence and symbolic and _core.workspace_bytes(name, problem):
+            return "needs a workspace, whose size symbolic dimensions do not give"
+        return sentence
+
+    verdicts = {info.name: why_not(info.name) for info in mixed_kernels()}
+    able = [name for name, sentence in verdicts.items() if not sentence]
+    if kernel in verdicts:
+        name = kernel if kernel in able else ""
+    else:
+        name = _core.select(problem, kernel or "")
+        if name not in able:
+            of_family = [other for other in able if kernel in (None, other.partition(":")[0])]
+            name = min(of_family, key=lambda other: _core.estimated_cost(other, problem), default="") if name else ""
+    if not name:
+        if kernel is None:
+            return Choice(None, f"no kernel is expected to be faster for {problem}: {DEQUANTISED}")
+        asked = (sentence for other, sentence in verdicts.items() if kernel in (other, other.partition(":")[0]))
+        can = f"kernels that can: {', '.join(able)}" if able else f"no kernel can; with kernel=None {DEQUANTISED}"
+        raise ValueError(f"kernel={kernel!r} cannot run {problem}: it {next(asked)}; {can}.")
+    reason = "named by the caller" if name == kernel else "the fastest by the model"
+    return Choice(name, reason, "default", _core.k_split(name, problem), _core.workspace_bytes(name, problem))
+
+
+def _refused(kernel: str | None, why: str) -> Choice:
+    if kernel is not None:
+        raise ValueError(f"kernel={kernel!r} cannot run this: {why}. With kernel=None {DEQUANTISED}.")
+    return Choice(None, f"{why}: {DEQUANTISED}")
+
+
+def _product(sizes: Sequence[Any]) -> int:
+    """Of dimensions; symbolic ones count as a nominal size."""
+    return math.prod(d if isinstance(d, int) else NOMINAL_SIZE for d in sizes)

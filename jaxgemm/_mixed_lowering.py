@@ -1,0 +1,68 @@
+"""From the primitive of products with quantised weights to the custom call."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+from jaxgemm._lowering import refuse_named_kernel, warn_of_fallback
+from jaxgemm._mixed_choose import choose_mixed, zeros_name
+from jaxgemm._native import MIXED_TARGET
+from jaxgemm._target import target_sm
+
+
+def _call(*operands: Any, form: Any, kernel: str | None, composed: Any) -> Any:
+    x, packed, scales, *rest = operands
+    zeros = rest.pop(0) if form.has_zeros else None
+    has_bias = len(rest) > form.has_alpha
+    choice = choose_mixed(x, packed, scales, zeros, form=form, has_bias=has_bias, kernel=kernel, sm=target_sm())
+    if choice.kernel is None:
+        return composed(*operands, form=form)
+    nb = packed.ndim - 3
+    batch = math.prod(packed.shape[:nb])
+    rows = x.shape[nb:-1]
+
+    def matrices(array: Any, kept: int) -> Any:
+        return array.reshape(batch, *array.shape[array.ndim - kept :])
+
+    lhs = x.reshape(batch, math.prod(rows), form.k)
+    results = [jax.ShapeDtypeStruct((*lhs.shape[:2], form.n), form.out_dtype)]
+    if choice.workspace_bytes:
+        results.append(jax.ShapeDtypeStruct((choice.workspace_bytes,), np.uint8))
+    out, *_ = jax.ffi.ffi_call(MIXED_TARGET, results)(
+        lhs,
+        matrices(packed, 3),
+        matrices(scales, 2),
+        *([] if zeros is None else [matrices(zeros, 2)]),
+        *rest,
+        kernel=choice.kernel,
+        activation=form.activation,
+        has_alpha=form.has_alpha,
+        split=np.array(choice.split, np.int64),
+        bits=np.int64(form.bits),
+        group_size=np.int64(form.group_size),
+        zeros=zeros_name(None if zeros is None else zeros.dtype),
+    )
+    return out.reshape(*x.shape[:-1], form.n)
+
+
+def register(primitive: Any, composed: Any) -> None:
+    """Gives a primitive with the operands and parameters of ``mixed_gemm_p`` its lowerings."""
+    lower_composed = mlir.lower_fun(
+        lambda *operands, form, kernel: composed(*operands, form=form), multiple_results=False
+    )
+
+    def anywhere(ctx: Any, *operands: Any, form: Any, kernel: str | None) -> Any:
+        refuse_named_kernel(kernel, ctx.module_context.platforms)
+        warn_of_fallback(ctx.module_context.platforms)
+        return lower_composed(ctx, *operands, form=form, kernel=kernel)
+
+    mlir.register_lowering(primitive, anywhere)
+    mlir.register_lowering(
+        primitive,
+        mlir.lower_fun(functools.partial(_call, composed=composed), multiple_results=False),
+        platform="cuda",
+    )
