@@ -79,7 +79,8 @@ _lower_to_xla = mlir.lower_fun(_xla, multiple_results=False)
 _said_fallback = False
 
 
-def _lower_anywhere(ctx: Any, *operands: Any, kernel: str | None, **params: Any) -> Any:
+def without_kernels(ctx: Any, kernel: str | None) -> None:
+    """What a platform without kernels says: an error of a named kernel, else a warning, once."""
     global _said_fallback
     platforms = ctx.module_context.platforms
     if kernel is not None:
@@ -92,8 +93,12 @@ def _lower_anywhere(ctx: Any, *operands: Any, kernel: str | None, **params: Any)
         warnings.warn(
             f"jaxgemm has no kernels for {'/'.join(platforms)}: XLA's own dot runs instead (said once)",
             CpuFallbackWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
+
+
+def _lower_anywhere(ctx: Any, *operands: Any, kernel: str | None, **params: Any) -> Any:
+    without_kernels(ctx, kernel)
     return _lower_to_xla(ctx, *operands, kernel=kernel, **params)
 
 
