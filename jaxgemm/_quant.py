@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxgemm import _compat, _packing
 
 SCALE_DTYPES = ("float16", "bfloat16", "float32")
 METHODS = ("rtn", "mse")
+_SIGNED = {"int4": 4, "int8": 8}
 _SHRINKS = np.linspace(1.0, 0.5, 51, dtype=np.float32)
 
 
@@ -233,26 +235,37 @@ def check_bits_and_group(bits: Any, group_size: Any) -> None:
 def from_codes(
     codes: Any, scales: Any, zeros: Any = None, *, bits: int = 4, group_size: int = 128, permutation: Any = None
 ) -> QuantizedMatrix:
-    """A matrix of codes that exist already, e.g. those of a checkpoint (see ``jaxgemm.formats``).
+    """A matrix of codes that exist already, e.g. of ``jnp.int4`` or ``jnp.uint4``.
 
     Args:
-      codes: unsigned integers (..., K, N) below ``2**bits``.
+      codes: integers (..., K, N): unsigned and below ``2**bits``, or of the dtype int4 or int8 of as many bits, which
+        mean the code less ``2**(bits - 1)``.
       scales: floating-point (..., groups, N).
-      zeros: None for ``2**(bits - 1)`` everywhere, or (..., groups, N): integers from 0 to 255, or floating-point.
+      zeros: None for zero points in the middle of the codes, or (..., groups, N): integers of the codes' own kind, from
+        0 to 255 or less ``2**(bits - 1)`` as they are; or floating-point, for unsigned codes.
       bits: 4 or 8.
       group_size: rows to a scale; -1: all.
       permutation: None, or (..., K): row i of codes is row ``permutation[i]`` of the matrix.
 
+    Returns:
+      A :class:`QuantizedMatrix` of shape (..., K, N).
+
     Raises:
-      ValueError: shapes that do not fit together.
+      ValueError: shapes that do not fit together; codes that have more bits, as far as their values are known.
       TypeError: dtypes that are none of the above.
     """
     codes, scales = jnp.asarray(codes), jnp.asarray(scales)
-    if codes.ndim < 2 or not jnp.issubdtype(codes.dtype, jnp.unsignedinteger):
-        raise TypeError(f"codes are unsigned integers of two or more dimensions, not {codes.dtype}{list(codes.shape)}")
+    signed = jnp.issubdtype(codes.dtype, jnp.signedinteger)
+    if codes.ndim < 2 or not (jnp.issubdtype(codes.dtype, jnp.unsignedinteger) or codes.dtype.name in _SIGNED):
+        raise TypeError(
+            f"codes are unsigned integers, {' or '.join(_SIGNED)} of two or more dimensions, not "
+            f"{codes.dtype}{list(codes.shape)}"
+        )
     *batch, k, n = codes.shape
     group_size = max(k, 1) if group_size == -1 else group_size
     check_bits_and_group(bits, group_size)
+    if signed and _SIGNED[codes.dtype.name] != bits:
+        raise TypeError(f"codes of dtype {codes.dtype} have not bits={bits}: convert them to int{bits}, if they fit")
     _scale_dtype(scales.dtype)
     wanted = (*batch, -(-k // group_size), n)
     for what, x in (("scales", scales), ("zeros", zeros)):
@@ -263,15 +276,27 @@ def from_codes(
             )
     if zeros is not None:
         zeros = jnp.asarray(zeros)
-        zeros = zeros.astype(jnp.uint8 if jnp.issubdtype(zeros.dtype, jnp.integer) else scales.dtype)
+        integer = jnp.issubdtype(zeros.dtype, jnp.integer)
+        if signed and not integer:
+            raise TypeError(f"zeros of {zeros.dtype} go with unsigned codes, these are {codes.dtype}")
+        zeros = _unsigned(zeros, bits) if signed else zeros.astype(jnp.uint8 if integer else scales.dtype)
     if permutation is not None:
         permutation = jnp.asarray(permutation, jnp.int32)
         if permutation.shape != (*batch, k):
             raise ValueError(
                 f"a permutation of the rows of {codes.shape} has shape {(*batch, k)}, not {permutation.shape}"
             )
+    if signed:
+        codes = _unsigned(codes, bits)
+    elif codes.size and not isinstance(codes, Tracer) and int(codes.astype(jnp.uint32).max()) >= 2**bits:
+        raise ValueError(f"codes of {bits} bits are below {2**bits}, the largest of these is {codes.max()}")
     packed = _packing.pack(codes, bits, middle(bits))
     return QuantizedMatrix(packed, scales, zeros, permutation, k, n, bits, group_size)
+
+
+def _unsigned(signed: jax.Array, bits: int) -> jax.Array:
+    """The codes of signed numbers."""
+    return (signed.astype(jnp.int32) + middle(bits)).astype(jnp.uint8)
 
 
 def codes_of(matrix: QuantizedMatrix) -> jax.Array:
