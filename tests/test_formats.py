@@ -234,7 +234,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write_checkpoint(folder: Path, method: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def write_checkpoint(folder: Path, method: str, rng: np.random.Generator, first: int = 1) -> dict[str, np.ndarray]:
     """Two layers and a norm, in two files with an index; returns the layers' matrices."""
     from safetensors.numpy import save_file
 
@@ -242,7 +242,7 @@ def write_checkpoint(folder: Path, method: str, rng: np.random.Generator) -> dic
     (folder / "config.json").write_text(json.dumps({"quantization_config": CONFIGS[method]}))
     matrices, weight_map = {}, {}
     for number in (1, 2):
-        name, file = f"model.layers.{number}.mlp.up_proj", f"model-0000{number}-of-00002.safetensors"
+        name, file = f"model.layers.{first + number - 1}.mlp.up_proj", f"model-0000{number}-of-00002.safetensors"
         tensors, matrices[name] = make(rng, 64, 32, 32)
         named = {f"{name}.{part}": np.ascontiguousarray(tensor) for part, tensor in tensors.items()}
         if number == 2:

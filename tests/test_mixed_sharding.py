@@ -225,6 +225,27 @@ def test_gradients(spec: P, kind: AxisType, rng: np.random.Generator) -> None:
 
 
 @every_kind
+def test_tokens_and_rows_by_one_axis(kind: AxisType, rng: np.random.Generator) -> None:
+    """What "fully sharded" training does: tokens stay where they are, and the rows of the weights are gathered."""
+    mesh = mesh_of(kind)
+    x, matrix, factor = integers(rng, (M, K)), weights(rng), integers(rng, (M, N))
+
+    def loss(x: Any, w: Any, factor: Any, product: Any) -> Any:
+        return (product(x, w) * factor).sum()
+
+    wanted = jax.grad(loss)(x, matrix.dequantize(), factor, functools.partial(jnp.matmul, precision="highest"))
+    with jax.set_mesh(mesh):
+        sharded = put(mesh, x, P("x", None)), place(mesh, matrix, P("x", None))
+        out = jax.jit(jaxgemm.matmul)(*sharded)
+        assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("x", None)), 2)
+        gradient = jax.jit(jax.grad(functools.partial(loss, product=jaxgemm.matmul)))
+        got = gradient(*sharded, put(mesh, factor, P("x", None)))
+        assert kind == AxisType.Auto or jax.typeof(got).sharding.spec == P("x", None)
+    assert_same(np.asarray(out), np.asarray(jnp.matmul(x, matrix.dequantize(), precision="highest")))
+    assert_same(np.asarray(got), np.asarray(wanted))
+
+
+@every_kind
 def test_experts_and_layers(kind: AxisType, rng: np.random.Generator) -> None:
     """vmap over experts that are split over devices, and scan over layers whose rows are."""
     mesh = mesh_of(kind)
