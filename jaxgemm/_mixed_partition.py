@@ -248,5 +248,7 @@ def lower_mixed(ctx: Any, *operands: Any, form: Form, kernel: str | None) -> Any
     """The lowering of ``mixed_gemm_p`` for one device and for several."""
     one_device = _compat.is_manual(ctx) or _compat.device_count(ctx) in (None, 1) or _compat.is_export(ctx)
     explicit = _compat.has_explicit_axes(ctx.avals_out[0].sharding.mesh) and not _compat.is_export(ctx)
-    lower = _lower_explicit if explicit else _lower_local if one_device else _lower_automatic
+    # Under a mesh of explicit axes, operands that are on none are whole on every device.
+    whole = _compat.has_explicit_axes(jax.sharding.get_abstract_mesh())
+    lower = _lower_explicit if explicit else _lower_local if one_device or whole else _lower_automatic
     return lower(ctx, *operands, form=form, kernel=kernel)
