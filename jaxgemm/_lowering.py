@@ -2,7 +2,6 @@
 
 import functools
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -80,18 +79,15 @@ _lower_to_xla = mlir.lower_fun(_xla, multiple_results=False)
 _said_fallback = False
 
 
-def refuse_named_kernel(kernel: str | None, platforms: Sequence[str]) -> None:
-    """Raises ValueError for a kernel that a program names which is lowered for platforms without kernels."""
+def without_kernels(ctx: Any, kernel: str | None) -> None:
+    """What a platform without kernels says: an error of a named kernel, else a warning, once."""
+    global _said_fallback
+    platforms = ctx.module_context.platforms
     if kernel is not None:
         raise ValueError(
             f"kernel={kernel!r} is a CUDA kernel and this program is compiled for {'/'.join(platforms)}: leave "
             "kernel=None, or run it on a CUDA GPU"
         )
-
-
-def warn_of_fallback(platforms: Sequence[str]) -> None:
-    """Says once that there are no kernels."""
-    global _said_fallback
     if not _said_fallback:
         _said_fallback = True
         warnings.warn(
@@ -102,8 +98,7 @@ def warn_of_fallback(platforms: Sequence[str]) -> None:
 
 
 def _lower_anywhere(ctx: Any, *operands: Any, kernel: str | None, **params: Any) -> Any:
-    refuse_named_kernel(kernel, ctx.module_context.platforms)
-    warn_of_fallback(ctx.module_context.platforms)
+    without_kernels(ctx, kernel)
     return _lower_to_xla(ctx, *operands, kernel=kernel, **params)
 
 

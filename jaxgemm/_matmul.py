@@ -12,9 +12,9 @@ from jax.extend.core.primitives import convert_element_type_p
 from jaxgemm._choose import check_name
 from jaxgemm._dot_general import bind, dot_general
 from jaxgemm._epilogue import BIAS_DTYPES, NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
-from jaxgemm._mixed import Form
 from jaxgemm._mixed import bind as mixed
 from jaxgemm._mixed_choose import check_mixed_name
+from jaxgemm._mixed_local import Form
 from jaxgemm._quant import SCALE_DTYPES, QuantizedMatrix
 from jaxgemm._shapes import matmul_shapes
 
@@ -130,7 +130,7 @@ def _matmul_quantized(
     lhs: Any, rhs: QuantizedMatrix, alpha: Any, bias: Any, activation: str, preferred: Any, kernel: str | None
 ) -> jax.Array:
     """:func:`matmul` with quantised weights: those of an expert or layer each, or the same for all of lhs."""
-    lhs = jnp.asarray(lhs)
+    lhs, rhs = jnp.asarray(lhs), rhs.of_arrays()
     if lhs.dtype.name not in SCALE_DTYPES:
         raise TypeError(f"lhs of dtype {lhs.dtype} with {rhs!r}: convert lhs to one of {', '.join(SCALE_DTYPES)}")
     if lhs.ndim == 0 or lhs.shape[-1] != rhs.k:

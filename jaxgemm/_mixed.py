@@ -1,68 +1,26 @@
-"""The primitive of a product with quantised weights: abstract evaluation, differentiation, vmap and what it means.
+"""The primitive of a product with quantised weights: differentiation and vmap.
 
 ``mixed_gemm_p`` takes x (batch..., tokens..., K), the leaves of a :class:`QuantizedMatrix` of the same leading batch
-dimensions, and what an epilogue needs; it is linear in x where it has no epilogue. What a device without a kernel for
-it computes, and what defines a kernel's numbers, is :func:`composed`.
+dimensions, and what an epilogue needs; it is linear in x where it has no epilogue. It is lowered, once shapes are those
+of one device (_mixed_partition.py), to ``local_mixed_gemm_p`` (_mixed_local.py).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, mlir
 
-from jaxgemm import _compat, _mixed_lowering
-from jaxgemm._epilogue import NO_ACTIVATION, alpha_and_bias, apply_epilogue
+from jaxgemm import _compat, _mixed_lowering  # noqa: F401  (the second gives the local primitive its kernels)
+from jaxgemm._epilogue import NO_ACTIVATION
+from jaxgemm._mixed_local import Form, dot
+from jaxgemm._mixed_partition import lower_mixed, mixed_aval
 from jaxgemm._quant import QuantizedMatrix
 
 mixed_gemm_p = Primitive("jaxgemm_mixed_gemm")
-
-
-@dataclass(frozen=True)
-class Form:
-    """All of a call that is no array.
-
-    Attributes:
-      k, n, bits, group_size: of the weights, see :class:`QuantizedMatrix`.
-      has_zeros, has_alpha: which operands there are behind x, packed and scales; a bias is what then is left.
-      activation: the kernels' name of one.
-      out_dtype: of the result.
-    """
-
-    k: int
-    n: int
-    bits: int
-    group_size: int
-    has_zeros: bool
-    has_alpha: bool
-    activation: str
-    out_dtype: np.dtype
-
-    def weights(self, operands: Sequence[Any]) -> QuantizedMatrix:
-        """Of all operands."""
-        zeros = operands[3] if self.has_zeros else None
-        return QuantizedMatrix(operands[1], operands[2], zeros, None, self.k, self.n, self.bits, self.group_size)
-
-    def epilogue(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """Alpha and bias, as far as there are any, of all operands."""
-        return operands[4 if self.has_zeros else 3 :]
-
-    @property
-    def accumulates(self) -> "Form":
-        """The same without an epilogue, with results in float32."""
-        return Form(
-            self.k, self.n, self.bits, self.group_size, self.has_zeros, False, NO_ACTIVATION, np.dtype(np.float32)
-        )
-
-    @property
-    def batched_operands(self) -> int:
-        """How many operands have the weights' batch dimensions: x and the weights' own."""
-        return 4 if self.has_zeros else 3
 
 
 def bind(x: jax.Array, weights: QuantizedMatrix, *epilogue: jax.Array, form: Form, kernel: str | None) -> jax.Array:
@@ -71,36 +29,17 @@ def bind(x: jax.Array, weights: QuantizedMatrix, *epilogue: jax.Array, form: For
     return mixed_gemm_p.bind(*_compat.match_varying(x, *leaves, *epilogue), form=form, kernel=kernel)
 
 
-def _dot(x: jax.Array, matrix: jax.Array, out_dtype: Any) -> jax.Array:
-    """Of x (batch..., tokens..., K) and a matrix (batch..., K, N)."""
-    nb = matrix.ndim - 2
-    batch = tuple(range(nb))
-    return lax.dot_general(x, matrix, (((x.ndim - 1,), (nb,)), (batch, batch)), preferred_element_type=out_dtype)
-
-
-def composed(*operands: jax.Array, form: Form) -> jax.Array:
-    """What the primitive means: weights rounded to the dtype of x, sums and epilogue in float32, one rounding."""
-    matrix = form.weights(operands).dequantize(operands[0].dtype)
-    accumulator = _dot(operands[0], matrix, np.float32)
-    alpha, bias = alpha_and_bias(form.epilogue(operands), form.has_alpha)
-    return apply_epilogue(accumulator, alpha, bias, form.activation).astype(form.out_dtype)
-
-
-def _aval(x: Any, packed: Any, *rest: Any, form: Form, kernel: str | None) -> Any:
-    nb = packed.ndim - 3
-    if x.ndim <= nb or x.shape[:nb] != packed.shape[:nb] or x.shape[-1] != form.k:
-        raise TypeError(
-            f"x of shape {x.shape} cannot be multiplied by quantised weights of shape "
-            f"{(*packed.shape[:nb], form.k, form.n)}"
-        )
-    return x.update(shape=(*x.shape[:-1], form.n), dtype=form.out_dtype)
-
-
-mixed_gemm_p.def_abstract_eval(_aval)
+mixed_gemm_p.def_abstract_eval(mixed_aval)
 _compat.compile_when_eager(mixed_gemm_p)
-_mixed_lowering.register(mixed_gemm_p, composed)
+mlir.register_lowering(mixed_gemm_p, lower_mixed)
+_compat.requires_devices_during_lowering(mixed_gemm_p)
 
 # --- differentiation --------------------------------------------------------------------------------------------------
+
+
+def _explicit_sharding(aval: Any) -> Any:
+    """What a dot must be told where a split contraction leaves open how its result is split."""
+    return aval.sharding if _compat.has_explicit_axes(aval.sharding.mesh) else None
 
 
 def _jvp(primals: Any, tangents: Any, *, form: Form, kernel: str | None) -> Any:
@@ -125,10 +64,11 @@ def _jvp(primals: Any, tangents: Any, *, form: Form, kernel: str | None) -> Any:
             values = list(primals)
             for place, value in zip(places, changed, strict=True):
                 values[place] = value
-            return form.weights(values).dequantize(np.float32)
+            matrix = form.weights(values).dequantize(np.float32)
+            return matrix.mT if form.transposed else matrix
 
         _, d_matrix = jax.jvp(matrix, [primals[i] for i in places], [tangents[i] for i in places])
-        terms.append(_dot(x, d_matrix.astype(x.dtype), plain.out_dtype))
+        terms.append(dot(x, d_matrix.astype(x.dtype), plain.out_dtype, _explicit_sharding(jax.typeof(accumulator))))
     d_accumulator = sum(terms[1:], terms[0]) if terms else None
     values = [accumulator, *epilogue]
     d_values = [d_accumulator, *(None if isinstance(t, ad.Zero) else t for t in d_epilogue)]
@@ -140,10 +80,7 @@ def _jvp(primals: Any, tangents: Any, *, form: Form, kernel: str | None) -> Any:
         full = list(values)
         for place, value in zip(varying, varied, strict=True):
             full[place] = value
-        accumulator, *rest = full
-        return apply_epilogue(accumulator, *alpha_and_bias(rest, form.has_alpha), form.activation).astype(
-            form.out_dtype
-        )
+        return form.finish(*full)
 
     return jax.jvp(finish, [values[i] for i in varying], [d_values[i] for i in varying])
 
@@ -152,8 +89,12 @@ def _transpose(g: Any, x: Any, *rest: Any, form: Form, kernel: str | None) -> An
     """Of what is linear in x: a product with the transposed weights, which no kernel reads packed."""
     if not ad.is_undefined_primal(x) or form.epilogue((x, *rest)) or form.activation != NO_ACTIVATION:
         raise NotImplementedError("jaxgemm.matmul with quantised weights is linear in lhs alone, without an epilogue")
-    matrix = form.weights((x, *rest)).dequantize(x.aval.dtype)
-    cotangent = _dot(g.astype(x.aval.dtype), jnp.swapaxes(matrix, -1, -2), x.aval.dtype)
+    form = dataclasses.replace(form, out_dtype=x.aval.dtype, transposed=not form.transposed)
+    operands = _compat.match_varying(g.astype(x.aval.dtype), *rest)
+    cotangent = mixed_gemm_p.bind(*operands, form=form, kernel=kernel)
+    sharding = _explicit_sharding(x.aval)
+    if sharding is not None and sharding != jax.typeof(cotangent).sharding:
+        cotangent = jax.reshard(cotangent, sharding)
     return [cotangent, *(None for _ in rest)]
 
 
@@ -170,12 +111,7 @@ def _batch(operands: Any, dims: Any, *, form: Form, kernel: str | None) -> Any:
     count = form.batched_operands
     if any(d is not None for d in dims[count:]):
         accumulator, d = _batch(operands[:count], dims[:count], form=form.accumulates, kernel=kernel)
-
-        def finish(accumulator: jax.Array, *epilogue: jax.Array) -> jax.Array:
-            alpha, bias = alpha_and_bias(epilogue, form.has_alpha)
-            return apply_epilogue(accumulator, alpha, bias, form.activation).astype(form.out_dtype)
-
-        return jax.vmap(finish, in_axes=(d, *dims[count:]))(accumulator, *operands[count:]), 0
+        return jax.vmap(form.finish, in_axes=(d, *dims[count:]))(accumulator, *operands[count:]), 0
     if all(d is None for d in dims[:count]):
         return mixed_gemm_p.bind(*operands, form=form, kernel=kernel), None
     nb = operands[1].ndim - 3 - (dims[1] is not None)

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxgemm import _compat
 from jaxgemm._choose import BY_MODEL, NO_SPLIT, NOMINAL_SIZE, Choice
+from jaxgemm._mixed_local import Form
 from jaxgemm._native import _core
 
 DEQUANTISED = "XLA dequantises the weights and multiplies"
@@ -42,7 +43,7 @@ def zeros_name(dtype: Any | None) -> str:
 
 
 def choose_mixed(
-    x: Any, packed: Any, scales: Any, zeros: Any, *, form: Any, has_bias: bool, kernel: str | None, sm: int
+    x: Any, packed: Any, scales: Any, zeros: Any, *, form: Form, has_bias: bool, kernel: str | None, sm: int
 ) -> Choice:
     """The kernel for one call on a GPU of compute capability ``sm`` / 10; operands as ``mixed_gemm_p`` takes them.
 

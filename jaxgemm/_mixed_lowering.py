@@ -1,6 +1,5 @@
 """From the primitive of products with quantised weights to the custom call."""
 
-import functools
 import math
 from typing import Any
 
@@ -8,13 +7,13 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jaxgemm._lowering import refuse_named_kernel, warn_of_fallback
 from jaxgemm._mixed_choose import choose_mixed, zeros_name
+from jaxgemm._mixed_local import Form, composed, local_mixed_gemm_p
 from jaxgemm._native import MIXED_TARGET
 from jaxgemm._target import target_sm
 
 
-def _call(*operands: Any, form: Any, kernel: str | None, composed: Any) -> Any:
+def _call(*operands: Any, form: Form, kernel: str | None) -> Any:
     x, packed, scales, *rest = operands
     zeros = rest.pop(0) if form.has_zeros else None
     has_bias = len(rest) > form.has_alpha
@@ -49,20 +48,4 @@ def _call(*operands: Any, form: Any, kernel: str | None, composed: Any) -> Any:
     return out.reshape(*x.shape[:-1], form.n)
 
 
-def register(primitive: Any, composed: Any) -> None:
-    """Gives a primitive with the operands and parameters of ``mixed_gemm_p`` its lowerings."""
-    lower_composed = mlir.lower_fun(
-        lambda *operands, form, kernel: composed(*operands, form=form), multiple_results=False
-    )
-
-    def anywhere(ctx: Any, *operands: Any, form: Any, kernel: str | None) -> Any:
-        refuse_named_kernel(kernel, ctx.module_context.platforms)
-        warn_of_fallback(ctx.module_context.platforms)
-        return lower_composed(ctx, *operands, form=form, kernel=kernel)
-
-    mlir.register_lowering(primitive, anywhere)
-    mlir.register_lowering(
-        primitive,
-        mlir.lower_fun(functools.partial(_call, composed=composed), multiple_results=False),
-        platform="cuda",
-    )
+mlir.register_lowering(local_mixed_gemm_p, mlir.lower_fun(_call, multiple_results=False), platform="cuda")

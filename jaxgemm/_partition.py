@@ -49,7 +49,7 @@ def _axes(entry: Any) -> Axes:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def _padded(sharding: Any, ndim: int) -> list[Axes]:
+def padded_spec(sharding: Any, ndim: int) -> list[Axes]:
     """Mesh axes of every dimension. XLA describes what is replicated by shardings without a spec, too."""
     spec = getattr(sharding, "spec", None) or ()
     return [_axes(entry) for entry in spec] + [()] * (ndim - len(spec))
@@ -89,7 +89,7 @@ def _assign(
     return axes, summed
 
 
-def _spec(factors: list[str], axes: dict[str, Axes]) -> PartitionSpec:
+def spec_of(factors: list[str], axes: dict[str, Axes]) -> PartitionSpec:
     entries = [axes.get(factor, ()) for factor in factors]
     return PartitionSpec(*(None if not e else e[0] if len(e) == 1 else e for e in entries))
 
@@ -116,12 +116,12 @@ def _sharding_rule(params: Any, mesh: Any, operand_types: Any, result_types: Any
 def _partition(params: Any, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
     lhs_ndim, rhs_ndim = (len(x.shape) for x in operand_shapes)
     lhs, rhs, out, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
-    lhs_spec, rhs_spec = (_padded(x.sharding, len(x.shape)) for x in operand_shapes)
-    out_spec = _padded(result_shape.sharding, len(out))
+    lhs_spec, rhs_spec = (padded_spec(x.sharding, len(x.shape)) for x in operand_shapes)
+    out_spec = padded_spec(result_shape.sharding, len(out))
     axes, summed = _assign(out, out_spec, lhs, lhs_spec, rhs, rhs_spec, contracted, both=True)
 
     def sharding(factors: list[str]) -> NamedSharding:
-        return NamedSharding(mesh, _spec(factors, axes))
+        return NamedSharding(mesh, spec_of(factors, axes))
 
     local = functools.partial(_local_product, summed=summed, params=dict(params))
     return mesh, local, sharding(out), (sharding(lhs), sharding(rhs))
@@ -144,16 +144,16 @@ def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
             jax.typeof(lhs), jax.typeof(rhs), **{name: value for name, value in params.items() if name != "kernel"}
         )
         lhs_f, rhs_f, out_f, contracted = _factors(params["dimension_numbers"], lhs.ndim, rhs.ndim)
-        specs = [_padded(jax.typeof(x).sharding, x.ndim) for x in (lhs, rhs)]
-        out_spec = _padded(out_aval.sharding, len(out_f))
+        specs = [padded_spec(jax.typeof(x).sharding, x.ndim) for x in (lhs, rhs)]
+        out_spec = padded_spec(out_aval.sharding, len(out_f))
         axes, summed = _assign(out_f, out_spec, lhs_f, specs[0], rhs_f, specs[1], contracted, both=False)
-        in_specs = _spec(lhs_f, axes), _spec(rhs_f, axes)
+        in_specs = spec_of(lhs_f, axes), spec_of(rhs_f, axes)
         lhs, rhs = (
-            x if _padded(NamedSharding(mesh, wanted), x.ndim) == have else jax.reshard(x, wanted)
+            x if padded_spec(NamedSharding(mesh, wanted), x.ndim) == have else jax.reshard(x, wanted)
             for x, have, wanted in zip((lhs, rhs), specs, in_specs, strict=True)
         )
         local = functools.partial(_local_product, summed=summed, params=params)
-        return jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=_spec(out_f, axes), check_vma=False)(
+        return jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=spec_of(out_f, axes), check_vma=False)(
             lhs, rhs
         )
 

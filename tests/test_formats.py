@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+import jaxgemm
 from jaxgemm.formats import (
     CheckpointError,
     from_awq,
@@ -169,6 +173,55 @@ def test_tensors_that_do_not_belong_together(rng: np.random.Generator) -> None:
             from_gptq(**(tensors | change))
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_what_quantize_makes_comes_back(bits: int, symmetric: bool, rng: np.random.Generator) -> None:
+    w = rng.standard_normal((96, 40)).astype(np.float16)
+    matrix = jaxgemm.quantize(w, bits=bits, group_size=32, symmetric=symmetric)
+    ways: list[tuple[Any, Any]] = [
+        (to_gptq, functools.partial(from_gptq, bits=bits)),
+        (functools.partial(to_gptq, version="gptq_v2"), functools.partial(from_gptq, bits=bits, version="gptq_v2")),
+        (to_compressed_tensors, functools.partial(from_compressed_tensors, bits=bits)),
+    ]
+    for there, back in ways + ([(to_awq, from_awq)] if bits == 4 else []):
+        found = back(**there(matrix))
+        assert jax.tree.structure(found) == jax.tree.structure(matrix)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(matrix), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+
+
+def test_matrices_that_a_format_cannot_hold(rng: np.random.Generator) -> None:
+    def matrix(*shape: int, **options: Any) -> Any:
+        return jaxgemm.quantize(rng.standard_normal(shape).astype(np.float16), **({"group_size": 32} | options))
+
+    plain = matrix(64, 16)
+    stacked, ragged = matrix(2, 64, 16), matrix(80, 16)
+    floats = dataclasses.replace(plain, zeros=plain.scales)
+    wide = dataclasses.replace(plain, zeros=np.full((2, 16), 16, np.uint8))
+    permuted = dataclasses.replace(plain, permutation=np.arange(64)[::-1])
+    for function, bad, match in [
+        (to_gptq, stacked, "GPTQ cannot hold .* two dimensions"),
+        (to_gptq, ragged, "GPTQ cannot hold .* whole groups"),
+        (to_gptq, matrix(60, 16, group_size=30), "whole words along K"),
+        (to_gptq, floats, "GPTQ has integer zeros of 4 bits"),
+        (to_gptq, wide, "GPTQ has integer zeros of 4 bits"),
+        (to_awq, stacked, "AWQ cannot hold .* two dimensions"),
+        (to_awq, ragged, "AWQ cannot hold .* whole groups"),
+        (to_awq, matrix(64, 16, bits=8), "AWQ cannot hold .* 4 bits"),
+        (to_awq, matrix(64, 12), "AWQ cannot hold .* whole words along N"),
+        (to_awq, floats, "AWQ has rows in order and zeros of 4 bits"),
+        (to_awq, wide, "AWQ has rows in order and zeros of 4 bits"),
+        (to_awq, permuted, "AWQ has rows in order and zeros of 4 bits"),
+        (to_compressed_tensors, stacked, "pack-quantized cannot hold .* two dimensions"),
+        (to_compressed_tensors, ragged, "pack-quantized cannot hold .* whole groups along K"),
+        (to_compressed_tensors, floats, "pack-quantized has integer zeros of 4 bits"),
+        (to_compressed_tensors, wide, "pack-quantized has integer zeros of 4 bits"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            function(bad)
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -181,7 +234,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write_checkpoint(folder: Path, method: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def write_checkpoint(folder: Path, method: str, rng: np.random.Generator, first: int = 1) -> dict[str, np.ndarray]:
     """Two layers and a norm, in two files with an index; returns the layers' matrices."""
     from safetensors.numpy import save_file
 
@@ -189,7 +242,7 @@ def write_checkpoint(folder: Path, method: str, rng: np.random.Generator) -> dic
     (folder / "config.json").write_text(json.dumps({"quantization_config": CONFIGS[method]}))
     matrices, weight_map = {}, {}
     for number in (1, 2):
-        name, file = f"model.layers.{number}.mlp.up_proj", f"model-0000{number}-of-00002.safetensors"
+        name, file = f"model.layers.{first + number - 1}.mlp.up_proj", f"model-0000{number}-of-00002.safetensors"
         tensors, matrices[name] = make(rng, 64, 32, 32)
         named = {f"{name}.{part}": np.ascontiguousarray(tensor) for part, tensor in tensors.items()}
         if number == 2:
@@ -212,6 +265,19 @@ def test_load_safetensors(method: str, tmp_path: Path, rng: np.random.Generator)
     assert list(only) == ["model.layers.2.mlp.up_proj"]
     (tmp_path / "model.safetensors.index.json").unlink()
     assert load_safetensors(tmp_path).keys() == found.keys()
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_groups_that_are_not_those_of_the_configuration(method: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Half of the scales and zeros would else be those of groups twice as long."""
+    write_checkpoint(tmp_path, method, rng)
+    text = (tmp_path / "config.json").read_text()
+    for size, error in ((16, "has groups of 32 rows, config.json says 16"), (-1, "config.json says -1")):
+        (tmp_path / "config.json").write_text(text.replace('"group_size": 32', f'"group_size": {size}'))
+        with pytest.raises(CheckpointError, match=error):
+            load_safetensors(tmp_path)
+    (tmp_path / "config.json").write_text(text.replace('"group_size": 32', '"group_size": null'))
+    assert len(load_safetensors(tmp_path)) == 3
 
 
 def test_damaged_checkpoints(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -36,8 +36,9 @@ def close(got: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("lhs", "batch"), [((), ()), ((7,), ()), ((2, 3, 7), ()), ((7,), (3,)), ((3, 7), (3,)), ((1, 7), (3,)), ((5, 3, 7), (3,)), ((), (3,))]
-)  # fmt: skip
+    ("lhs", "batch"),
+    [((), ()), ((7,), ()), ((2, 3, 7), ()), *((lhs, (3,)) for lhs in [(7,), (3, 7), (1, 7), (5, 3, 7), ()])],
+)
 def test_shapes(kind: str, lhs: tuple[int, ...], batch: tuple[int, ...], rng: np.random.Generator) -> None:
     matrix, x = weights(rng, *batch, **KINDS[kind]), x_of(rng, *lhs)
     wanted = jnp.matmul(x, matrix.dequantize(), precision="highest")

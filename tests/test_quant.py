@@ -171,5 +171,5 @@ def test_bad_input(rng: np.random.Generator) -> None:
         jaxgemm.matmul(matrix, jnp.ones((16, 3)))
     with pytest.raises(ValueError, match=r"scales of shape \(3, 16\) do not fit"):
         from_codes(np.zeros((64, 16), np.uint8), np.ones((3, 16), np.float32), group_size=32)
-    with pytest.raises(TypeError, match="codes are unsigned integers"):
-        from_codes(np.zeros((64, 16), np.int8), np.ones((1, 16), np.float32))
+    with pytest.raises(TypeError, match=r"codes are unsigned integers, int4 or int8 .*, not int32"):
+        from_codes(np.zeros((64, 16), np.int32), np.ones((1, 16), np.float32))

@@ -62,7 +62,8 @@ def to_awq(matrix: QuantizedMatrix) -> dict[str, np.ndarray]:
         raise ValueError(
             f"AWQ cannot hold {matrix!r}: it wants two dimensions, 4 bits, whole words along N, whole groups"
         )
-    if matrix.permutation is not None or (zeros is not None and (zeros.dtype != np.uint8 or zeros.max() >= 2**_BITS)):
+    wide = zeros is not None and (zeros.dtype != np.uint8 or zeros.max(initial=0) >= 2**_BITS)
+    if matrix.permutation is not None or wide:
         raise ValueError(f"AWQ has rows in order and zeros of 4 bits, {matrix!r} has not")
     scales = np.asarray(matrix.scales)
     if zeros is None:

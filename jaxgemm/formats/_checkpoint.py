@@ -46,11 +46,11 @@ def load_safetensors(path: Any, *, names: Callable[[str], bool] | None = None) -
     Raises:
       FileNotFoundError: the folder, its configuration, or a file that the index names is not there.
       CheckpointError: a file that is damaged, a quantisation that is none of the above, or a layer whose tensors are
-        missing or do not fit together.
+        missing, or fit neither together nor the configuration.
       ImportError: the package ``safetensors`` is not installed.
     """
     folder = Path(path)
-    method, options = _method(_json(folder / "config.json"), folder / "config.json")
+    method, options, group_size = _method(_json(folder / "config.json"), folder / "config.json")
     tensors = _read(folder, names or (lambda _: True))
     required, optional = _PARTS[method]
     layers: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
@@ -65,9 +65,15 @@ def load_safetensors(path: Any, *, names: Callable[[str], bool] | None = None) -
         if missing := [part for part in required if part not in parts]:
             raise CheckpointError(f"{folder}: layer {layer!r} has {', '.join(parts)}, but no {', '.join(missing)}")
         try:
-            found[layer] = _matrix(method, parts, options)
+            matrix = found[layer] = _matrix(method, parts, options)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{folder}: layer {layer!r}: {error}") from error
+        wanted = matrix.k if group_size in (None, -1) else min(group_size, matrix.k)
+        if group_size is not None and matrix.group_size != wanted:
+            raise CheckpointError(
+                f"{folder}: layer {layer!r} has groups of {matrix.group_size} rows, config.json says {group_size}: "
+                "scales are missing, or there are too many"
+            )
     return found
 
 
@@ -89,20 +95,29 @@ def _json(path: Path) -> dict[str, Any]:
     return document
 
 
-def _method(config: Mapping[str, Any], path: Path) -> tuple[str, dict[str, Any]]:
-    """What stores the weights, and the options of the function that reads one layer."""
+def _group_size(about: Mapping[str, Any]) -> int | None:
+    """That of all layers, -1 for whole columns; None where the configuration does not say, or layers differ."""
+    size = about.get("group_size")
+    if size is None and about.get("strategy") == "channel":
+        size = -1
+    return size if type(size) is int and not about.get("dynamic") else None
+
+
+def _method(config: Mapping[str, Any], path: Path) -> tuple[str, dict[str, Any], int | None]:
+    """What stores the weights, the options of the function that reads one layer, and the size of groups."""
     about = config.get("quantization_config")
     if not isinstance(about, dict):
         raise CheckpointError(f"{path} has no quantization_config: this checkpoint is not quantised")
     method = about.get("quant_method")
     if method == "gptq":
-        return method, {"bits": about.get("bits"), "version": about.get("checkpoint_format", "gptq")}
+        options = {"bits": about.get("bits"), "version": about.get("checkpoint_format", "gptq")}
+        return method, options, _group_size(about)
     if method == "awq":
         if (about.get("bits"), str(about.get("version", "gemm")).lower()) != (4, "gemm"):
             raise CheckpointError(
                 f"{path}: of AWQ 4 bits in version GEMM are read, not {about.get('bits')}, {about.get('version')}"
             )
-        return method, {}
+        return method, {}, _group_size(about)
     if method == "compressed-tensors":
         groups = about.get("config_groups")
         weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
@@ -112,7 +127,8 @@ def _method(config: Mapping[str, Any], path: Path) -> tuple[str, dict[str, Any]]
                 f"{path}: of compressed-tensors pack-quantized with one number of bits is read, not "
                 f"{about.get('format')}, {sorted(map(str, bits))}"
             )
-        return method, {"bits": bits.pop()}
+        sizes = {_group_size(group) for group in weights}
+        return method, {"bits": bits.pop()}, sizes.pop() if len(sizes) == 1 else None
     raise CheckpointError(f"{path}: quant_method={method!r} is none of {', '.join(map(repr, _PARTS))}")
 
 

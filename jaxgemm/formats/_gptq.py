@@ -77,16 +77,16 @@ def to_gptq(matrix: QuantizedMatrix, *, version: Version = "gptq") -> dict[str, 
 
     Raises:
       ValueError: a matrix that the format cannot hold: with leading dimensions, K that is no multiple of the group or
-        of the codes of a word, or zeros that are no integers.
+        of the codes of a word, or zeros that are no integers of as many bits as the codes.
     """
     _check(matrix.bits, version)
     k, bits = matrix.k, matrix.bits
     if matrix.ndim != 2 or k % matrix.group_size or k * bits % _bits.WORD_BITS:
         raise ValueError(f"GPTQ cannot hold {matrix!r}: it wants two dimensions, whole groups and whole words along K")
-    if matrix.zeros is not None and np.asarray(matrix.zeros).dtype != np.uint8:
-        raise ValueError(f"GPTQ has integer zeros, {matrix!r} has not")
     scales = np.asarray(matrix.scales)
     zeros = np.full(scales.shape, middle(bits), np.uint8) if matrix.zeros is None else np.asarray(matrix.zeros)
+    if zeros.dtype != np.uint8 or zeros.max(initial=0) >= 2**bits:
+        raise ValueError(f"GPTQ has integer zeros of {bits} bits, {matrix!r} has not")
     codes, g_idx = np.asarray(codes_of(matrix)), (np.arange(k) // matrix.group_size).astype(np.int32)
     if matrix.permutation is not None:
         back = np.argsort(np.asarray(matrix.permutation))

@@ -1,0 +1,254 @@
+"""How several devices share a product with quantised weights.
+
+The weights are what is large, so they stay where they are: a device multiplies the columns that it has, or the rows,
+whose partial results are then summed by one all-reduce, before an epilogue. N is split at multiples of the packed
+tiles' columns, K at multiples of their rows and of the groups; a dimension that cannot be is whole on every device.
+
+As in _partition.py, meshes of automatic axes ask for the program of one device through ``custom_partitioning``, and
+for explicit axes a ``shard_map`` is written into the lowering.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding
+
+from jaxgemm import _compat
+from jaxgemm._epilogue import NO_ACTIVATION
+from jaxgemm._mixed_local import Form, check_shapes, multiply
+from jaxgemm._packing import TILE_K, TILE_N
+from jaxgemm._partition import Axes, padded_spec, spec_of
+from jaxgemm._quant import QuantizedMatrix
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The form of a call, and a name for every dimension of every operand and of the result, shared by dimensions that
+    are split together.
+    """
+
+    form: Form
+    operands: tuple[tuple[str, ...], ...]
+    out: tuple[str, ...]
+    contracted: str
+    groups: int
+    sizes: dict[str, int]
+
+    @staticmethod
+    def of(shapes: Sequence[tuple[int, ...]], form: Form) -> "_Call":
+        x, packed, scales = shapes[:3]
+        batch = tuple(f"b{i}" for i in range(len(packed) - 3))
+        tokens = tuple(f"m{i}" for i in range(len(x) - 1 - len(batch)))
+        groups = scales[-2]
+        of_group = (*batch, "k" if groups > 1 else "g", "n")
+        contracted, column = ("n", "k") if form.transposed else ("k", "n")
+        operands = [(*batch, *tokens, contracted), (*batch, "n", "k", "p"), of_group]
+        operands += [of_group] * form.has_zeros + [()] * form.has_alpha
+        operands += [(column,)] * (len(shapes) - len(operands))
+        sizes = dict(zip(operands[0][:-1], x[:-1], strict=True))
+        return _Call(form, tuple(operands), (*batch, *tokens, column), contracted, groups, sizes)
+
+    def can_be_split(self, factor: str, parts: int) -> bool:
+        """Whether a dimension has so many equal parts that are products of their own."""
+        if parts == 1:
+            return True
+        if factor == "n":
+            return self.form.n % (TILE_N * parts) == 0
+        if factor == "k":
+            whole_groups = self.groups == 1 or self.form.k % (self.form.group_size * parts) == 0
+            return whole_groups and self.form.k % (TILE_K * parts) == 0
+        return self.sizes[factor] % parts == 0
+
+    def assign(
+        self, specs: Sequence[list[Axes]], out_spec: list[Axes], mesh_shape: Mapping[str, int]
+    ) -> dict[str, Axes]:
+        """The mesh axes of each factor, of shardings of the operands and of the result.
+
+        Batch dimensions and tokens are split as those of the result; N and K as those of the weights. Where these are
+        whole, they are split as the result and x are, which moves no weights, by axes that are left.
+        """
+        axes: dict[str, Axes] = dict.fromkeys((*self.out, self.contracted), ())
+        used: set[str] = set()
+
+        def take(factor: str, wanted: Axes) -> None:
+            if axes[factor]:
+                return
+            wanted = tuple(axis for axis in wanted if axis not in used)
+            while not self.can_be_split(factor, math.prod(mesh_shape[axis] for axis in wanted)):
+                wanted = wanted[:-1]
+            axes[factor] = wanted
+            used.update(wanted)
+
+        x, packed, scales = specs[:3]
+        wishes = [("n", packed[-3]), ("k", packed[-2]), ("n", scales[-1])]
+        wishes += [(self.out[-1], out_spec[-1]), (self.contracted, x[-1])]
+        for factor, wanted in (*zip(self.out[:-1], out_spec[:-1], strict=True), *wishes):
+            take(factor, wanted)
+        return axes
+
+    def shard(self, axes: dict[str, Axes], mesh_shape: Mapping[str, int]) -> tuple[int, int]:
+        """K and N of one device."""
+        k, n = (math.prod(mesh_shape[axis] for axis in axes[factor]) for factor in ("k", "n"))
+        return self.form.k // k, self.form.n // n
+
+    def local(self, *operands: Any, axes: dict[str, Axes], mesh_shape: Mapping[str, int], kernel: str | None) -> Any:
+        """The product of what one device has."""
+        form, summed = self.form.of_shard(*self.shard(axes, mesh_shape)), axes[self.contracted]
+        if not summed:
+            return multiply(*operands, form=form, kernel=kernel)
+        epilogue = form.epilogue(operands)
+        if not epilogue and form.activation == NO_ACTIVATION:
+            return lax.psum(multiply(*operands, form=form, kernel=kernel), summed)
+        sums = multiply(*operands[: form.batched_operands], form=form.accumulates, kernel=kernel)
+        return form.finish(lax.psum(sums, summed), *epilogue)
+
+
+# --- automatic axes ---------------------------------------------------------------------------------------------------
+
+
+def _sharding_rule(form: Form, kernel: str | None, mesh: Any, operand_types: Any, result_types: Any) -> Any:
+    call = _Call.of([tuple(t.shape) for t in operand_types], form)
+    rule = f"{', '.join(' '.join(factors) for factors in call.operands)} -> {' '.join(call.out)}"
+    whole = ("p",) if call.groups > 1 else ("p", "g")
+    return rule, {"reduction_factors": (call.contracted,), "need_replication_factors": whole}
+
+
+def _partition(form: Form, kernel: str | None, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
+    call = _Call.of([x.shape for x in operand_shapes], form)
+    specs = [padded_spec(x.sharding, len(x.shape)) for x in operand_shapes]
+    axes = call.assign(specs, padded_spec(result_shape.sharding, len(call.out)), mesh.shape)
+    local = functools.partial(call.local, axes=axes, mesh_shape=dict(mesh.shape), kernel=kernel)
+
+    def sharding(factors: tuple[str, ...]) -> NamedSharding:
+        return NamedSharding(mesh, spec_of(list(factors), axes))
+
+    return mesh, local, sharding(call.out), tuple(sharding(factors) for factors in call.operands)
+
+
+@functools.partial(custom_partitioning, static_argnums=(0, 1))
+def _partitioned(form: Form, kernel: str | None, *operands: Any) -> Any:
+    return multiply(*operands, form=form, kernel=kernel)
+
+
+_partitioned.def_partition(partition=_partition, sharding_rule=_sharding_rule)
+
+# --- explicit axes ----------------------------------------------------------------------------------------------------
+
+
+def _mesh(operands: Sequence[Any]) -> Any:
+    """That of the operands which are on one."""
+    meshes = [x.sharding.mesh for x in operands if not x.sharding.mesh.empty]
+    return meshes[0] if meshes else operands[0].sharding.mesh
+
+
+def _explicit_axes(call: _Call, avals: Sequence[Any], mesh: Any) -> dict[str, Axes]:
+    specs = [padded_spec(x.sharding, x.ndim) for x in avals]
+    x, packed, scales = specs[:3]
+    batch = packed[:-3]
+    for i, (left, right) in enumerate(zip(x, batch, strict=False)):
+        if left and right and left != right:
+            raise TypeError(
+                f"dimension {i} is split over mesh axes {left} in x and over {right} in the quantised weights: "
+                "jax.reshard one of them"
+            )
+    rows = [entry or (batch[i] if i < len(batch) else ()) for i, entry in enumerate(x[:-1])]
+    columns = packed[-2] if call.form.transposed else packed[-3] or scales[-1]
+    both = sorted({axis for entry in rows for axis in entry}.intersection(columns))
+    if both and not call.form.transposed:  # whose result is no user's, so that it may be split in another way
+        raise TypeError(
+            f"mesh axis {both[0]!r} splits x and the columns of the quantised weights, so that the result would be "
+            "split twice over it: jax.reshard one of them"
+        )
+    return call.assign(specs, [*rows, columns], mesh.shape)
+
+
+def mixed_aval(*operands: Any, form: Form, kernel: str | None) -> Any:
+    """The abstract result of ``mixed_gemm_p``: shape and sharding of x but for the columns, which are the weights'."""
+    x = operands[0]
+    check_shapes(x, operands[1], form)
+    mesh = _mesh(operands)
+    sharding = x.sharding
+    if _compat.has_explicit_axes(mesh):
+        call = _Call.of([operand.shape for operand in operands], form)
+        sharding = NamedSharding(mesh, spec_of(list(call.out), _explicit_axes(call, operands, mesh)))
+    return x.update(shape=(*x.shape[:-1], form.columns), dtype=form.out_dtype, weak_type=False, sharding=sharding)
+
+
+def _on_shards(mesh: Any, function: Any, operands: Sequence[Any], in_specs: Sequence[Any], out_spec: Any) -> Any:
+    """A function of what one device has, under explicit axes."""
+    with jax.sharding.use_abstract_mesh(mesh):
+        placed = [
+            x
+            if padded_spec(NamedSharding(mesh, spec), x.ndim) == padded_spec(jax.typeof(x).sharding, x.ndim)
+            else jax.reshard(x, spec)
+            for x, spec in zip(operands, in_specs, strict=True)
+        ]
+        return jax.shard_map(function, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_spec, check_vma=False)(
+            *placed
+        )
+
+
+def _explicit(*operands: Any, form: Form, kernel: str | None) -> Any:
+    avals = [jax.typeof(x) for x in operands]
+    mesh = _mesh(avals)
+    call = _Call.of([x.shape for x in avals], form)
+    axes = _explicit_axes(call, avals, mesh)
+    local = functools.partial(call.local, axes=axes, mesh_shape=dict(mesh.shape), kernel=kernel)
+    return _on_shards(
+        mesh, local, operands, [spec_of(list(f), axes) for f in call.operands], spec_of(list(call.out), axes)
+    )
+
+
+def dequantize_explicit(matrix: QuantizedMatrix, dtype: Any) -> jax.Array:
+    """The matrix (..., K, N) of arrays on a mesh of explicit axes, split as they are."""
+    operands = [matrix.packed, matrix.scales] + ([] if matrix.zeros is None else [matrix.zeros])
+    avals = [jax.typeof(x) for x in operands]
+    mesh = _mesh(avals)
+    batch = matrix.packed.shape[:-3]
+    form = Form(
+        matrix.k, matrix.n, matrix.bits, matrix.group_size, matrix.zeros is not None, False, NO_ACTIVATION, dtype
+    )
+    call = _Call.of([(*batch, matrix.k), *(x.shape for x in avals)], form)
+    specs = [padded_spec(x.sharding, x.ndim) for x in avals]
+    axes = call.assign([[()] * (len(batch) + 1), *specs], [*specs[0][:-3], ()], mesh.shape)
+    factors = list(call.operands[1:])
+    if matrix.permutation is not None:  # rows go from device to device
+        axes["k"] = ()
+        operands.append(matrix.permutation)
+        factors.append((*call.out[:-1], "k"))
+    k, n = call.shard(axes, mesh.shape)
+
+    def local(packed: Any, scales: Any, *rest: Any) -> jax.Array:
+        zeros = rest[0] if form.has_zeros else None
+        permutation = None if matrix.permutation is None else rest[-1]
+        shard = form.of_shard(k, n)
+        return QuantizedMatrix(packed, scales, zeros, permutation, k, n, form.bits, shard.group_size).dequantize(dtype)
+
+    in_specs = [spec_of(list(names), axes) for names in factors]
+    return _on_shards(mesh, local, operands, in_specs, spec_of([*call.out[:-1], "k", "n"], axes))
+
+
+# --- lowering ---------------------------------------------------------------------------------------------------------
+
+_lower_local = mlir.lower_fun(multiply, multiple_results=False)
+_lower_explicit = mlir.lower_fun(_explicit, multiple_results=False)
+_lower_automatic = mlir.lower_fun(
+    lambda *operands, form, kernel: _partitioned(form, kernel, *operands), multiple_results=False
+)
+
+
+def lower_mixed(ctx: Any, *operands: Any, form: Form, kernel: str | None) -> Any:
+    """The lowering of ``mixed_gemm_p`` for one device and for several."""
+    one_device = _compat.is_manual(ctx) or _compat.device_count(ctx) in (None, 1) or _compat.is_export(ctx)
+    explicit = _compat.has_explicit_axes(ctx.avals_out[0].sharding.mesh) and not _compat.is_export(ctx)
+    # Under a mesh of explicit axes, operands that are on none are whole on every device.
+    whole = _compat.has_explicit_axes(jax.sharding.get_abstract_mesh())
+    lower = _lower_explicit if explicit else _lower_local if one_device or whole else _lower_automatic
+    return lower(ctx, *operands, form=form, kernel=kernel)
