@@ -135,6 +135,7 @@ struct KernelInfo {
   bool fused_epilogue;  // applies alpha, bias and activation itself, to floating-point results
   int bits;             // of the codes of rhs; 0: takes no quantised rhs
   int group_multiple;   // takes groups of a multiple of so many rows, or of all rows
+  int resident_ctas;    // that fit a multiprocessor, if the Config says so; else 1
 };
 
 struct GemmArgs {

@@ -51,8 +51,8 @@ inline constexpr FixedText kFullName = [] {
 //   kCtaTile, kWarpTile         Tile
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
-// and optionally kSuffix (of the name), kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kClusterCtas, kTma, kBits and
-// kGroupMultiple (see KernelInfo).
+// and optionally kSuffix (of the name), kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kClusterCtas, kTma, kBits,
+// kGroupMultiple and kCtas (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -91,6 +91,10 @@ constexpr KernelInfo describe() {
     if constexpr (requires { Config::kGroupMultiple; }) return Config::kGroupMultiple;
     return 1;
   }();
+  constexpr int resident_ctas = [] {
+    if constexpr (requires { Config::kCtas; }) return Config::kCtas;
+    return 1;
+  }();
   constexpr int smem_bytes =
       std::is_empty_v<typename Config::SharedStorage> ? 0 : sizeof(typename Config::SharedStorage);
   static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024);
@@ -114,7 +118,8 @@ constexpr KernelInfo describe() {
           .tma = tma,
           .fused_epilogue = true,
           .bits = bits,
-          .group_multiple = group_multiple};
+          .group_multiple = group_multiple,
+          .resident_ctas = resident_ctas};
 }
 
 inline int64_t no_workspace(const Problem&) { return 0; }

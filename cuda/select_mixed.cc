@@ -1,29 +1,69 @@
-// Which kernel to run for quantised weights, and over how many CTAs it splits K: a model like that of select.cc, of
-// what takes time here, reading the weights, and turning codes into numbers.
+// Which kernel to run for quantised weights, and over how many CTAs it splits K.
+//
+// A model like that of select.cc, of what takes time here. It adds up, in microseconds of an H200:
+//   k-tiles of the multiprocessor with the most CTAs, each at least its latency: making numbers of codes takes the same
+//     for any number of tokens, multiplying them takes more for more;
+//   or reading the weights from DRAM, and tokens from L2 for each column of tiles, if that takes longer;
+//   CTAs, of those that one multiprocessor has after another: filling the pipeline and writing the sums;
+//   where K is split, adding up: within a cluster, or with a second kernel and the traffic of partial sums.
+// The constants were fitted to 2,258 measurements of both families on an H200, group 128 and bfloat16, of the
+// benchmarks' seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json): it meets those not much slower
+// than the best within 5 % (int4_wgmma) and 7 % (int4_mma), root mean square. Its choices take 0.9 % longer than the
+// best on average, and at most 11 % (8 tokens, 28672 x 4096).
 #include "select_mixed.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace jaxgemm {
 namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Microseconds of an H200.
+// How many CTAs in clusters of so many run at the same time, one to a multiprocessor: a cluster has to fit a GPC. Those
+// of 2 and 3 are what cudaOccupancyMaxActiveClusters says of an H200, of the others what its times tell.
+int64_t ctas_at_once(int64_t cluster, int64_t sms) {
+  constexpr int64_t kUsable[kMostMixedClusterSplits] = {132, 132, 117, 120, 110, 108, 112, 112}, kOf = 132;
+  return std::max<int64_t>(1, kUsable[cluster - 1] * sms / kOf);
+}
+
+struct Rates {
+  double weight_us, token_us;          // of a multiprocessor: of a weight, and of its product with a token
+  double latency_us, latency_of_work;  // of a k-tile: a constant, and how much of its work
+  double dram_bytes_per_us, l2_bytes_per_us;
+  double launch_us, cta_us, cta_element_us;
+  double split_us, partial_element_us;  // where K is split; and of partial sums in memory
+};
+constexpr Rates kMma = {0.0, 1.19e-6, 0.746, 0.330, 4.70e6, 4.59e6, 3.10, 0.909, 0.0, 1.85, 1.69e-6},
+                kWgmma = {1.46e-5, 2.34e-7, 0.330, 0.0968, 3.61e6, 9.16e6, 1.34, 3.12, 1.28e-4, 0.188, 0.0};
+
 double cost_us(const KernelInfo& info, const Problem& p, int64_t splits) {
-  constexpr double kDramBytesPerUs = 4.1e6, kL2BytesPerUs = 5.5e6, kTileUs = 3.0, kSplitUs = 3.0;
-  const int64_t sms = planned_multiprocessors(p.sm);
+  const Rates& rates = info.tma ? kWgmma : kMma;
   const Tile& tile = info.cta_tile;
-  const int64_t tiles = ceil_div(p.M, tile.m) * ceil_div(p.N, tile.n) * p.batch;
-  const double weights = static_cast<double>(p.batch) * static_cast<double>(p.N) * static_cast<double>(p.K);
-  const double dram = weights * info.bits / 8 / kDramBytesPerUs;
-  const int64_t ctas = tiles * splits;
-  const double tokens = static_cast<double>(tiles) * tile.m * static_cast<double>(p.K) * 2 / kL2BytesPerUs;
-  // Of a multiprocessor, for a weight: codes to numbers, and a product with each eight tokens.
-  const double weight_us = (1.9 + 0.35 * tile.m / 8) / 128 / 1750;
-  const double each = static_cast<double>(tile.n) * static_cast<double>(ceil_div(p.K, splits)) * weight_us;
-  const double work = each * static_cast<double>(ceil_div(ctas, sms));
-  return kTileUs + std::max({dram, tokens, work}) + 0.3 * (dram + tokens + work) + (splits > 1 ? kSplitUs : 0.0);
+  const int64_t sms = planned_multiprocessors(p.sm), rows = ceil_div(p.M, tile.m), columns = ceil_div(p.N, tile.n);
+  const int64_t ctas = rows * columns * p.batch * splits, resident = info.resident_ctas;
+  if (ctas == 0) return 0.0;
+  const int64_t share = ceil_div(ctas, info.tma ? ctas_at_once(splits, sms) : sms);
+  const double elements = static_cast<double>(tile.m) * tile.n;
+  const double work = static_cast<double>(tile.n) * tile.k * (rates.weight_us + rates.token_us * tile.m);
+  const auto k_tile_us = [&](int64_t side_by_side) {
+    if (side_by_side == 0) return 0.0;
+    return std::max(static_cast<double>(side_by_side) * work, rates.latency_us + rates.latency_of_work * work);
+  };
+  const double k_tiles = static_cast<double>(ceil_div(ceil_div(p.K, tile.k), splits));
+  const double compute =
+      k_tiles * (static_cast<double>(share / resident) * k_tile_us(resident) + k_tile_us(share % resident));
+  const double batch = static_cast<double>(p.batch), M = static_cast<double>(p.M), N = static_cast<double>(p.N),
+               K = static_cast<double>(p.K);
+  const double weights = batch * N * K * info.bits / 8, token_bytes = 2.0 * batch * M * K;
+  const double dram = (weights + token_bytes + 2.0 * batch * M * N) / rates.dram_bytes_per_us;
+  const double l2 =
+      (static_cast<double>(columns) * token_bytes + static_cast<double>(rows) * weights) / rates.l2_bytes_per_us;
+  const auto fourth = [](double x) { return x * x * x * x; };
+  double cost = rates.launch_us + std::sqrt(std::sqrt(fourth(compute) + fourth(dram) + fourth(l2))) +
+                static_cast<double>(ceil_div(share, resident)) * (rates.cta_us + rates.cta_element_us * elements);
+  if (splits > 1) cost += rates.split_us + rates.partial_element_us * elements * static_cast<double>(ctas);
+  return cost;
 }
 
 struct Plan {
@@ -34,10 +74,13 @@ struct Plan {
 Plan plan(const KernelInfo& info, const Problem& p) {
   if (p.split.splits > 0) return {p.split.splits, cost_us(info, p, p.split.splits)};
   Plan best = {1, cost_us(info, p, 1)};
-  const int64_t tiles = ceil_div(p.M, info.cta_tile.m) * ceil_div(p.N, info.cta_tile.n) * p.batch;
-  const int64_t k_tiles = ceil_div(p.K, info.cta_tile.k),
-                most = tiles == 0 ? 1 : 4 * planned_multiprocessors(p.sm) / tiles;
-  for (int64_t splits = 2; info.split_k && splits <= std::min(most, k_tiles); ++splits) {
+  const Tile& tile = info.cta_tile;
+  const int64_t tiles = ceil_div(p.M, tile.m) * ceil_div(p.N, tile.n) * p.batch;
+  if (tiles == 0) return best;
+  // More CTAs than fit the GPU twice would only make more sums.
+  const int64_t fit = 2 * planned_multiprocessors(p.sm) * info.resident_ctas / tiles;
+  const int64_t most = std::min({ceil_div(p.K, tile.k), fit, info.tma ? int64_t{kMostMixedClusterSplits} : fit});
+  for (int64_t splits = 2; splits <= most; ++splits) {
     const double cost = cost_us(info, p, splits);
     if (cost < best.cost_us) best = {splits, cost};
   }
@@ -49,8 +92,9 @@ Plan plan(const KernelInfo& info, const Problem& p) {
 KSplit mixed_k_split(const KernelInfo& info, const Problem& p) { return {0, plan(info, p).splits}; }
 
 double estimated_mixed_cost(const Kernel& kernel, const Problem& p) {
-  constexpr double kCopyUs = 2.5;
-  return plan(kernel.info, p).cost_us + (kernel.copied_bytes(p) == 0 ? 0.0 : kCopyUs);
+  constexpr double kCopyUs = 2.5;  // of tokens whose rows have to be padded
+  const double cost = plan(kernel.info, p).cost_us;
+  return p.empty() || kernel.copied_bytes(p) == 0 ? cost : cost + kCopyUs;
 }
 
 const Kernel* select_mixed(const Problem& p, std::string_view family) {

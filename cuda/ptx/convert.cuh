@@ -54,35 +54,35 @@ __device__ inline uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   return bits;
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define JAXGEMM_BF16X2(name, a, b, fma_a, fma_b, fma_c) asm(name ".bf16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b))
-#else
-#define JAXGEMM_BF16X2(name, a, b, fma_a, fma_b, fma_c) bits = fma2<T>(fma_a, fma_b, fma_c)
-#endif
 template <class T>
 __device__ inline uint32_t sub2(uint32_t a, uint32_t b) {
   static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
-  constexpr uint32_t kOnes = 0x3f803f80, kSigns = 0x80008000;
   uint32_t bits;
   if constexpr (std::is_same_v<T, __half>) {
     asm("sub.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
   } else {
-    JAXGEMM_BF16X2("sub", a, b, a, kOnes, b ^ kSigns);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("sub.bf16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
+#else
+    bits = fma2<T>(a, 0x3f803f80, b ^ 0x80008000);  // a * 1 + -b
+#endif
   }
   return bits;
 }
 template <class T>
 __device__ inline uint32_t mul2(uint32_t a, uint32_t b) {
   static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
-  constexpr uint32_t kMinusZeros = 0x80008000;
   uint32_t bits;
   if constexpr (std::is_same_v<T, __half>) {
     asm("mul.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
   } else {
-    JAXGEMM_BF16X2("mul", a, b, a, b, kMinusZeros);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("mul.bf16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
+#else
+    bits = fma2<T>(a, b, 0x80008000);  // a * b + -0
+#endif
   }
   return bits;
 }
-#undef JAXGEMM_BF16X2
 
 }  // namespace jaxgemm::ptx
