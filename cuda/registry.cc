@@ -138,6 +138,12 @@ std::string why_not_codes(const KernelInfo& info, const Problem& p) {
   }
   if (p.K > kMaxTmaSize || p.N > kMaxTmaSize) return "reaches K and N up to " + std::to_string(kMaxTmaSize) + " only";
   if (info.tma) {
+    // A k-tile has whole groups, or is part of one: TMA brings the parameters of groups that follow each other.
+    const int k_tile = info.cta_tile.k;
+    if (codes.group_size < p.K && codes.group_size % k_tile != 0 && k_tile % codes.group_size != 0) {
+      return "takes groups of all rows, of a multiple of " + std::to_string(k_tile) +
+             " rows or of a part of those, not of " + std::to_string(codes.group_size);
+    }
     // Rows of scales and zero points are copied by TMA, which takes multiples of 16 bytes.
     const int multiple = codes.zeros == Zeros::kMiddle ? 8 : 16;
     if (p.N % multiple != 0) {

@@ -6,10 +6,10 @@
 //   or reading the weights from DRAM, and tokens from L2 for each column of tiles, if that takes longer;
 //   CTAs, of those that one multiprocessor has after another: filling the pipeline and writing the sums;
 //   where K is split, adding up: within a cluster, or with a second kernel and the traffic of partial sums.
-// The constants were fitted to 2,258 measurements of both families on an H200, group 128 and bfloat16, of the
-// benchmarks' seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json): it meets those not much slower
-// than the best within 5 % (int4_wgmma) and 7 % (int4_mma), root mean square. Its choices take 0.9 % longer than the
-// best on average, and at most 11 % (8 tokens, 28672 x 4096).
+// The constants were fitted to measurements of both families on an H200, group 128 and bfloat16, of the benchmarks'
+// seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json): it meets those that take at most twice as long
+// as the best (int4_mma: 1.6 times) within 6 % (int4_wgmma) and 7 % (int4_mma), root mean square. Its choices take 1.6
+// % longer than the best on average, and at most 12 % (48 tokens, 4096 x 14336).
 #include "select_mixed.h"
 
 #include <algorithm>
@@ -20,10 +20,10 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How many CTAs in clusters of so many run at the same time, one to a multiprocessor: a cluster has to fit a GPC. Those
-// of 2 and 3 are what cudaOccupancyMaxActiveClusters says of an H200, of the others what its times tell.
+// How many CTAs in clusters of so many run at the same time, one to a multiprocessor: what
+// cudaOccupancyMaxActiveClusters says of an H200, whose clusters have to fit its GPCs.
 int64_t ctas_at_once(int64_t cluster, int64_t sms) {
-  constexpr int64_t kUsable[kMostMixedClusterSplits] = {132, 132, 117, 120, 110, 108, 112, 112}, kOf = 132;
+  constexpr int64_t kUsable[kMostMixedClusterSplits] = {132, 132, 117, 120, 110, 102, 105, 120}, kOf = 132;
   return std::max<int64_t>(1, kUsable[cluster - 1] * sms / kOf);
 }
 
@@ -34,8 +34,8 @@ struct Rates {
   double launch_us, cta_us, cta_element_us;
   double split_us, partial_element_us;  // where K is split; and of partial sums in memory
 };
-constexpr Rates kMma = {0.0, 1.19e-6, 0.746, 0.330, 4.70e6, 4.59e6, 3.10, 0.909, 0.0, 1.85, 1.69e-6},
-                kWgmma = {1.46e-5, 2.34e-7, 0.330, 0.0968, 3.61e6, 9.16e6, 1.34, 3.12, 1.28e-4, 0.188, 0.0};
+constexpr Rates kMma = {0.0, 1.19e-6, 0.750, 0.316, 4.62e6, 4.62e6, 3.11, 0.897, 0.0, 1.85, 1.68e-6},
+                kWgmma = {1.40e-5, 2.27e-7, 0.0848, 0.891, 3.45e6, 8.49e6, 2.33, 2.54, 1.52e-4, 0.0, 0.0};
 
 double cost_us(const KernelInfo& info, const Problem& p, int64_t splits) {
   const Rates& rates = info.tma ? kWgmma : kMma;

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import jaxgemm
-from jaxgemm._native import GEMM_TARGET, _core
+from jaxgemm._native import GEMM_TARGET, MIXED_TARGET, _core
 from tests.gpu_limits import MAX_SMEM_BYTES
 from tests.helpers import FAMILIES, KERNEL_NAMES, ROOT, problem
 from tests.values import is_float
@@ -26,7 +26,7 @@ def test_ladder_is_complete_and_in_order() -> None:
 
 def test_every_source_is_a_family() -> None:
     sources = {path.stem for path in (ROOT / "cuda" / "kernels").glob("*.cu")}
-    assert sources == set(FAMILIES)
+    assert sources == set(FAMILIES) | {info.family for info in _core.mixed_kernels()}
 
 
 def able_gpus(info: Any) -> list[int]:
@@ -168,7 +168,9 @@ def test_handler_metadata() -> None:
         "a handler built with newer headers is refused, on CUDA only when it is called"
     )
     assert graphs, "the handler may be captured into a CUDA graph"
-    assert set(_core.handlers()) == {GEMM_TARGET, f"{GEMM_TARGET}_check"}
+    assert set(_core.handlers()) == {
+        f"{target}{what}" for target in (GEMM_TARGET, MIXED_TARGET) for what in ("", "_check")
+    }
 
 
 def test_every_select_within_a_family_minimises_the_model() -> None:

@@ -26,7 +26,7 @@
 namespace jaxgemm {
 namespace {
 
-constexpr int kWarpgroup = ptx::kWarpgroupThreads;
+constexpr int kWarpgroup = ptx::kWarpgroupThreads, kWarp = 32;
 
 // CONSUMERS warpgroups have 64 columns each. CTAS: as in int4_mma.
 template <int TOKENS, int CONSUMERS, int STAGES, int CTAS = 1>
@@ -41,9 +41,12 @@ struct TileConfig {
   static constexpr int kHalves = 2, kRowBytes = 128, kMostSegments = 4;
   static constexpr Tile kCtaTile = {TOKENS, CONSUMERS * ptx::kWgmmaM, kHalves * kPackedTileK};
   static constexpr Tile kWarpTile = {TOKENS, ptx::kWgmmaM, kCtaTile.k};
-  static constexpr int kStages = STAGES, kConsumers = CONSUMERS, kCtas = CTAS, kThreads = (1 + CONSUMERS) * kWarpgroup;
-  // Registers move to the consumers where all of them together would not fit a uniform number.
+  static constexpr int kStages = STAGES, kConsumers = CONSUMERS, kCtas = CTAS;
+  // Two warpgroups with many sums each want more registers than a multiprocessor has for everybody: a whole warpgroup
+  // then produces, and gives its own away.
   static constexpr bool kMovesRegisters = CONSUMERS == 2 && CTAS == 1;
+  static constexpr int kConsumerThreads = CONSUMERS * kWarpgroup;
+  static constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? kWarpgroup : kWarp);
 
   struct Stage {
     alignas(1024) char tokens[kHalves][TOKENS * kRowBytes];
@@ -67,12 +70,19 @@ struct TileConfig {
   };
 };
 
-struct Config16x64 : TileConfig<16, 1, 11, 2> {};
+struct Config16x64 : TileConfig<16, 1, 5, 4> {};
 struct Config16x256 : TileConfig<16, 4, 9> {};
-struct Config32x128 : TileConfig<32, 2, 10> {};
+struct Config32x64 : TileConfig<32, 1, 5, 3> {};
+struct Config32x128 : TileConfig<32, 2, 6, 2> {};
+struct Config32x128_deep : TileConfig<32, 2, 10> {  // for long K
+  static constexpr std::string_view kSuffix = "_deep";
+};
 struct Config32x256 : TileConfig<32, 4, 8> {};
 struct Config64x64 : TileConfig<64, 1, 5, 2> {};
-struct Config64x128 : TileConfig<64, 2, 8> {};
+struct Config64x128 : TileConfig<64, 2, 4, 2> {};
+struct Config64x128_deep : TileConfig<64, 2, 8> {
+  static constexpr std::string_view kSuffix = "_deep";
+};
 struct Config64x256 : TileConfig<64, 4, 6> {};
 struct Config128x128 : TileConfig<128, 2, 5> {};
 struct Config256x128 : TileConfig<256, 2, 3> {};
@@ -124,10 +134,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   }
   __syncthreads();
 
-  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
-  if (warpgroup < 0) {
+  if (threadIdx.x >= Config::kConsumerThreads) {
     if constexpr (Config::kMovesRegisters) ptx::register_dealloc<40>();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == Config::kConsumerThreads) {
       constexpr uint32_t kParameters = kSegments * kCta.n;
       constexpr uint32_t kBytes = sizeof(Config::Stage::tokens) + sizeof(Config::Stage::codes) +
                                   kParameters * (sizeof(uint16_t) + (kZeros ? sizeof(uint8_t) : 0));
@@ -153,11 +162,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     }
   } else {
     if constexpr (Config::kMovesRegisters) ptx::register_alloc<232>();
+    const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
     using Loop = sm90::CodesMainloop<Config, T, kZeros, kSegments>;
     typename Loop::Sums sums;
     Loop(warpgroup, work.scale_dtype).run(sums, smem, k_tiles);
     // The sums take the place of the stages, which others may still read.
-    ptx::barrier_sync(1, Config::kConsumers * kWarpgroup);
+    ptx::barrier_sync(1, Config::kConsumerThreads);
     float* s_sums = smem.sums.rows[0] + warpgroup * ptx::kWgmmaM;
 #pragma unroll
     for (int i = 0; i < Loop::kRegisters; ++i) {
@@ -261,6 +271,6 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config16x64>, &kKernel<Config16x256>, &kKernel<Config32x128>,
-               &kKernel<Config32x256>, &kKernel<Config64x64>, &kKernel<Config64x128>, &kKernel<Config64x256>,
-               &kKernel<Config128x128>, &kKernel<Config256x128>)
+JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config16x64>, &kKernel<Config16x256>, &kKernel<Config32x64>, &kKernel<Config32x128>,
+               &kKernel<Config32x128_deep>, &kKernel<Config32x256>, &kKernel<Config64x64>, &kKernel<Config64x128>,
+               &kKernel<Config64x128_deep>, &kKernel<Config64x256>, &kKernel<Config128x128>, &kKernel<Config256x128>)

@@ -2,6 +2,7 @@
 // the ones before, by tokens that TMA brought to shared memory.
 #pragma once
 
+#include "ptx/address.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/packed.cuh"

@@ -21,7 +21,7 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Weights:
-    """Random codes of a matrix, whose scales are powers of two: sums of their products with small integers are exact."""
+    """Random codes of a matrix whose scales are powers of two: sums of their products with small integers are exact."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -53,8 +53,8 @@ class Weights:
 
 
 def run(
-    emulated: Emulator, info: KernelInfo, x: np.ndarray, weights: Weights, out_dtype: str, split: tuple[int, int] | None,
-    schedule: Schedule, **epilogue: Any,
+    emulated: Emulator, info: KernelInfo, x: np.ndarray, weights: Weights, out_dtype: str,
+    split: tuple[int, int] | None, schedule: Schedule, **epilogue: Any,
 ) -> tuple[np.ndarray, str]:  # fmt: skip
     """The product of x (batch, M, K), and what was found."""
     batch, m, k = x.shape
@@ -75,9 +75,13 @@ def trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, str, tu
     unit = 2 * _core.PACKED_TILE_K
     ms = (1, tile_m, tile_m + 1, max(1, tile_m - 3))
     ns = (tile_n, tile_n + 5, 3, tile_n + _core.PACKED_TILE_N)
+    if info.tma:  # which wants rows of whole vectors of scales and zero points
+        ns = (tile_n, tile_n + 16, 16, tile_n + 3 * _core.PACKED_TILE_N)
     ks = (tile_k, unit + 8, tile_k + unit + _core.PACKED_TILE_K, 37, 3 * unit - 24)
-    groups = [g for g in (32, 64, 128, 256, 96) if g % info.group_multiple == 0] + [10**6]
-    kinds, dtypes = ("middle", "integer"), ("bfloat16", "float16", "float32")
+    groups = [g for g in (32, 64, 128, 256, 96) if g % info.group_multiple == 0 and not (info.tma and g == 96)] + [
+        10**6
+    ]
+    kinds, dtypes = ("middle", "integer"), ("bfloat16", "float16", "bfloat16" if info.tma else "float32")
     rng = np.random.default_rng(SEED)
     found = []
     for i, (m, k) in enumerate(itertools.product(ms, ks)):
@@ -117,14 +121,14 @@ def test_trials_cover_what_there_is() -> None:
         assert len(listed) == 20
         assert {group % 10**6 == 0 for _, group, *_ in listed} == {True, False}
         assert len({group for _, group, *_ in listed}) >= 4
-        assert len({(kind, dtype) for _, _, kind, dtype, _ in listed}) == 6
+        assert len({(kind, dtype) for _, _, kind, dtype, _ in listed}) == (4 if info.tma else 6)
         assert {split for *_, split in listed} == {(0, 1), (0, 2)}
 
 
 @pytest.mark.parametrize("info", MIXED, ids=IDS)
 def test_epilogue(emulated: Emulator, info: Any) -> None:
     tile_m, tile_n, tile_k = info.cta_tile
-    m, n, k = tile_m + 1, tile_n + 3, tile_k + 8
+    m, n, k = tile_m + 1, tile_n + 8, tile_k + 8
     weights = Weights.random((1, k, n), 128, "middle", "bfloat16", info.bits)
     rng = np.random.default_rng(SEED)
     x = rounded(rng.integers(-4, 5, (1, m, k)), "bfloat16")
@@ -140,8 +144,8 @@ def test_epilogue(emulated: Emulator, info: Any) -> None:
 
 @pytest.mark.parametrize("info", MIXED, ids=IDS)
 def test_no_k_is_the_epilogue_of_zero(emulated: Emulator, info: Any) -> None:
-    weights = Weights.random((1, 0, 5), 128, "middle", "bfloat16", info.bits)
-    bias = np.arange(5, dtype=np.float32)
+    weights = Weights.random((1, 0, 8), 128, "middle", "bfloat16", info.bits)
+    bias = np.arange(8, dtype=np.float32)
     out, found = run(
         emulated, info, rounded(np.zeros((1, 2, 0)), "float16"), weights, "float16", None, Schedule(), bias=bias
     )
@@ -153,8 +157,9 @@ def test_no_k_is_the_epilogue_of_zero(emulated: Emulator, info: Any) -> None:
 def test_nan_stays_in_its_row_or_column(emulated: Emulator, info: Any) -> None:
     """A NaN of a token reaches that token alone; of a scale, its column alone."""
     tile_m, tile_n, tile_k = info.cta_tile
-    m, n, k = tile_m, tile_n - 1, tile_k
-    weights = Weights.random((1, k, n), 128, "integer", "float32", info.bits)
+    m, n, k = tile_m, tile_n - _core.PACKED_TILE_N, tile_k
+    n = max(n, _core.PACKED_TILE_N)
+    weights = Weights.random((1, k, n), 128, "integer", "bfloat16", info.bits)
     weights.scales[0, -1, n // 2] = np.nan
     x = rounded(np.ones((1, m, k)), "bfloat16")
     x[0, m // 2, 5] = np.nan
