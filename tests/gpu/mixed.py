@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -134,13 +134,12 @@ def edge_cases(info: Any, dtype: str) -> list[MixedCase]:
 
     def case_of(row: tuple[Any, ...]) -> MixedCase:
         m, column, k, group, zeros, scales, out, experts = row
-        if group % info.group_multiple and group < k:
-            group = info.group_multiple
         if info.tma and scales == "float32":
             scales = dtype
         unit = column_unit(info, zeros)
         n = {"one": unit, "below": tile_n - unit, "tile": tile_n, "above": tile_n + unit}[column]
-        return MixedCase(m, n, k, group, zeros, scales, out, experts)
+        case = MixedCase(m, n, k, group, zeros, scales, out, experts)
+        return replace(case, group=64) if _core.why_not(info.name, case.problem(dtype, sm=info.min_sm)) else case
 
     def cost(row: tuple[Any, ...]) -> int:
         case = case_of(row)
