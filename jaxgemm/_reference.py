@@ -58,6 +58,7 @@ def error_over_bound(
     out_dtype: Any,
     precision: str = "highest",
     alpha: float | None = None,
+    weight_rounding: float = 0.0,
 ) -> float:
     """The largest elementwise error of ``out`` over its bound: at most 1 if the kernel is right.
 
@@ -71,6 +72,8 @@ def error_over_bound(
         be the tensor cores' alone; "highest" does not.
       alpha: what the epilogue multiplied the sums by, if it did: one rounding more, and a factor of what underflows.
         ``exact`` and ``magnitude`` are those of the products with it.
+      weight_rounding: of quantised weights, whose exact numbers ``exact`` and ``magnitude`` are of: the relative error
+        of those that are multiplied.
 
     Returns:
       A non-negative number; infinity if any element is NaN or infinite where the exact result is not, or is finite
@@ -92,7 +95,7 @@ def error_over_bound(
     else:
         unit, largest, eta = 0.0, float(jnp.iinfo(out_dtype).max), 0.0
         t = 0.0
-    relative = t / (1 - t) + 2 * rounding + truncation
+    relative = t / (1 - t) * (1 + weight_rounding) + weight_rounding + 2 * rounding + truncation
     with jax.enable_x64(True):
         return float(_error_over_bound(jnp.asarray(out), exact, magnitude, relative, unit, largest, eta))
 

@@ -76,14 +76,19 @@ def split_call(whole: int, splits: int, family: str = "wgmma") -> Call:
 
 
 def run(call: Call) -> str:
-    """ "" if the handler accepts the call, else its error."""
+    """ "" if the handler of dense operands accepts the call, else its error."""
+    return run_on(CHECK_TARGET, call)
+
+
+def run_on(target: str, call: Call) -> str:
+    """The same of another handler."""
     results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in call["results"]]
     operands = [jnp.ones(shape, dtype) for shape, dtype in call["operands"]]
     # A primitive of its own, as jax.ffi.ffi_call takes no arrays within dictionaries.
     primitive = Primitive("check")
     primitive.multiple_results = True
     primitive.def_abstract_eval(lambda *_: [jax.core.ShapedArray(r.shape, r.dtype) for r in results])
-    rule = jax.ffi.ffi_lowering(CHECK_TARGET, has_side_effect=True)
+    rule = jax.ffi.ffi_lowering(target, has_side_effect=True)
     mlir.register_lowering(primitive, lambda ctx, *xs: rule(ctx, *xs, **call["attributes"]))
     try:
         jax.block_until_ready(jax.jit(lambda *xs: primitive.bind(*xs))(*operands))

@@ -269,7 +269,7 @@ def product_error_ratio(
 
 def error_ratio(
     out: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, k: int, dtypes: DTypes, precision: str = "highest",
-    alpha: float | None = None,
+    alpha: float | None = None, weight_rounding: float = 0.0,
 ) -> float:  # fmt: skip
     """``error_over_bound`` of arrays padded with zeros to few different sizes: few programs to compile."""
     import jax
@@ -289,7 +289,7 @@ def error_ratio(
     assert out.shape == exact.shape
     with jax.enable_x64(True):
         arrays = [jnp.asarray(padded(x)) for x in (out, exact, magnitude)]
-    return error_over_bound(*arrays, k, dtypes[0], dtypes[2], precision, alpha)
+    return error_over_bound(*arrays, k, dtypes[0], dtypes[2], precision, alpha, weight_rounding)
 
 
 def assert_equal(actual: np.ndarray, expected: np.ndarray, what: str) -> None:

@@ -15,7 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxgemm
+from jaxgemm._native import _core
+from jaxgemm.formats import from_codes
 
+MIXED_SIZE = 208
 RUNS, TRACED_FROM = 8, 5
 
 
@@ -35,10 +38,24 @@ def every_kernel(operands: dict[str, tuple[jax.Array, jax.Array]]) -> list[jax.A
     return outs
 
 
+@jax.jit
+def every_mixed_kernel(x: jax.Array, matrix: jaxgemm.QuantizedMatrix) -> list[jax.Array]:
+    """The same with quantised weights."""
+    outs = []
+    for info in _core.mixed_kernels():
+        gemm = functools.partial(jaxgemm.matmul, preferred_element_type=np.float32, kernel=info.name)
+        outs.append(gemm(jnp.sign(gemm(x, matrix)).astype(x.dtype), matrix, activation="relu"))
+    return outs
+
+
 def mentioned(directory: Path, *texts: bytes) -> bool:
     """Whether any file below ``directory`` contains one of the texts, regardless of case."""
     files = [path for path in directory.rglob("*") if path.is_file() and "debug_options" not in path.name]
     return any(text in path.read_bytes().lower() for path in files for text in texts)
+
+
+def all_equal(outs: list[jax.Array], expected: np.ndarray) -> bool:
+    return all(np.array_equal(np.asarray(out, np.float64), expected) for out in outs)
 
 
 def main(directory: Path) -> None:
@@ -50,12 +67,17 @@ def main(directory: Path) -> None:
             dtype: (jnp.asarray(lhs, dtype), jnp.asarray(rhs, dtype))
             for dtype in {info.dtypes[0][0] for info in jaxgemm.kernels()}
         }
-        kept.append(operands)
+        codes = rng.integers(0, 16, (MIXED_SIZE, MIXED_SIZE)).astype(np.uint8)
+        matrix = from_codes(codes, jnp.ones((1, MIXED_SIZE), jnp.bfloat16), group_size=-1)
+        x = jnp.asarray(rng.integers(-4, 5, (131, MIXED_SIZE)), jnp.bfloat16)
+        kept.append((operands, x, matrix))
         if run == TRACED_FROM:
             jax.profiler.start_trace(str(directory / "trace"))
-        outs = jax.block_until_ready(every_kernel(operands))
-        expected = np.maximum(np.sign(lhs @ rhs) @ rhs, 0)
-        exact_runs += all(np.array_equal(np.asarray(out, np.float64), expected) for out in outs)
+        outs, mixed_outs = jax.block_until_ready((every_kernel(operands), every_mixed_kernel(x, matrix)))
+        weights, tokens = codes.astype(np.int64) - 8, np.asarray(x).astype(np.int64)
+        exact_runs += all_equal(outs, np.maximum(np.sign(lhs @ rhs) @ rhs, 0)) and all_equal(
+            mixed_outs, np.maximum(np.sign(tokens @ weights) @ weights, 0)
+        )
     jax.profiler.stop_trace()
     result = {
         "runs": RUNS,

@@ -30,9 +30,9 @@ def gpu_test_files() -> set[str]:
 
 def kernel_names() -> list[str]:
     """The kernels that a whole report covers."""
-    import jaxgemm
+    from jaxgemm._native import _core
 
-    return [info.name for info in jaxgemm.kernels()]
+    return [info.name for info in [*_core.kernels(), *_core.mixed_kernels()]]
 
 
 class GpuReport:

@@ -16,7 +16,9 @@ import numpy as np
 
 import jaxgemm
 from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape
+from tests.gpu.mixed import MIXED, MixedCase, column_unit, dtypes_of
 from tests.helpers import left_over_shapes
+from tests.quantised import WHOLE
 from tests.values import EXACT_ALPHA, is_float, modes
 
 
@@ -70,10 +72,48 @@ def run_kernel(info: Any, rng: np.random.Generator, tool: str) -> int:
     return len(outs)
 
 
+def run_mixed_kernel(info: Any, rng: np.random.Generator) -> int:
+    """Products with quantised weights: ragged, whole tiles, short, and with K split, over all kinds of groups; the
+    first and the last with an epilogue. Returns how many.
+    """
+    tile_m, tile_n, tile_k = info.cta_tile
+    scales = "float16" if info.tma else "float32"
+    rows = [
+        (
+            MixedCase(tile_m + 3, tile_n + column_unit(info, "integer"), (info.stages + 1) * tile_k + 3, 64, "integer"),
+            0,
+        ),
+        (MixedCase(tile_m, tile_n, 2 * tile_k, out="float16"), 1),
+        (MixedCase(3, 16, 37, WHOLE, scales=scales, experts=True), 0),
+        (MixedCase(tile_m // 2 + 1, tile_n // 2 + 16, 27 * tile_k + 8, info.group_multiple, "integer", scales), 1),
+    ]
+    kinds = dtypes_of(info)
+    operands = [case.draw(rng, "float16" if case.out == "float16" else kinds[i], exact=True) for case, i in rows]
+    fused = (0, len(rows) - 1)
+    biases = {i: rng.integers(-4, 5, rows[i][0].n).astype(np.float32) for i in fused}
+
+    def run(pairs: Any, biases: Any) -> list[jax.Array]:
+        outs = []
+        for i, ((x, matrix), (case, _)) in enumerate(zip(pairs, rows, strict=True)):
+            epilogue = {"alpha": EXACT_ALPHA, "bias": biases[i], "activation": "relu"} if i in fused else {}
+            outs.append(jaxgemm.matmul(x, matrix, preferred_element_type=case.out, kernel=info.name, **epilogue))
+        return outs
+
+    arrays = [(x, weights.matrix()) for x, weights in operands]
+    outs = jax.jit(run)(*jax.device_put((arrays, biases)))
+    for i, ((x, weights), out) in enumerate(zip(operands, outs, strict=True)):
+        exact = x.astype(np.float64) @ weights.dense()
+        expected = (np.maximum(EXACT_ALPHA * exact + biases[i], 0) if i in fused else exact).astype(np.float32)
+        assert np.array_equal(np.asarray(out), expected.astype(out.dtype)), f"{info.name} {rows[i]}"
+    return len(outs)
+
+
 def main(tool: str) -> None:
     rng = np.random.default_rng(0)
     assert jax.default_backend() == "gpu"
-    print("right products:", sum(run_kernel(info, rng, tool) for info in jaxgemm.kernels()), flush=True)
+    products = sum(run_kernel(info, rng, tool) for info in jaxgemm.kernels())
+    products += sum(run_mixed_kernel(info, rng) for info in MIXED)
+    print("right products:", products, flush=True)
 
 
 if __name__ == "__main__":

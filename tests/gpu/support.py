@@ -86,6 +86,32 @@ def poison_free_memory() -> None:
     jax.block_until_ready([jnp.full((_POISON_BYTES,), 0xFF, jnp.uint8) for _ in range(2)])
 
 
+def run_poisoned(
+    run: Callable[[Any, Any], Any], operands: Sequence[Any], outs: Sequence[tuple[Sequence[int], Any]],
+    names: Sequence[str],
+) -> list[np.ndarray]:  # fmt: skip
+    """The results of ``run(operands, poison)``, a jitted function that is donated ``poison`` for its results.
+
+    Args:
+      operands: of each result, any pytree of NumPy arrays.
+      outs: shape and dtype of each result, into whose place go arrays of 0xFF bytes. Canaries lie around them.
+      names: of the results, for messages.
+    """
+    poison_free_memory()
+    canary = nan_bytes((CANARY_BYTES,), np.uint8)
+    rows = [(xs, canary, nan_bytes(*out), canary) for xs, out in zip(operands, outs, strict=True)]
+    placed = jax.block_until_ready(jax.device_put(rows))
+    outputs = [row[2] for row in placed]
+    addresses = [x.unsafe_buffer_pointer() for x in outputs]
+    results = run([row[0] for row in placed], outputs)
+    assert [x.unsafe_buffer_pointer() for x in results] == addresses, "the outputs did not go where the NaNs were"
+    for name, row, original in zip(names, placed, rows, strict=True):
+        for i, what in ((0, "an operand"), (1, "the canary before out"), (3, "the canary after out")):
+            for after, before in zip(jax.tree.leaves(row[i]), jax.tree.leaves(original[i]), strict=True):
+                assert np.asarray(after).tobytes() == before.tobytes(), f"{name}: {what} was overwritten"
+    return [np.asarray(x) for x in results]
+
+
 class Program:
     """One compiled function that runs a kernel on many cases, each into an output that was filled with NaN before.
 
@@ -119,19 +145,8 @@ class Program:
         ]
 
     def __call__(self, operands: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-        poison_free_memory()
-        poison = [nan_bytes(case.out_shape, self.dtypes[2]) for case in self.cases]
-        canary = nan_bytes((CANARY_BYTES,), np.uint8)
-        rows = [(lhs, rhs, canary, p, canary) for (lhs, rhs), p in zip(operands, poison, strict=True)]
-        placed = jax.block_until_ready(jax.device_put(rows))
-        outputs = [row[3] for row in placed]
-        addresses = [x.unsafe_buffer_pointer() for x in outputs]
-        results = self.run([(row[0], row[1]) for row in placed], outputs)
-        assert [x.unsafe_buffer_pointer() for x in results] == addresses, "the outputs did not go where the NaNs were"
-        for case, row, original in zip(self.cases, placed, rows, strict=True):
-            for i, what in ((0, "lhs"), (1, "rhs"), (2, "the canary before out"), (4, "the canary after out")):
-                assert np.asarray(row[i]).tobytes() == original[i].tobytes(), f"{case}: {what} was overwritten"
-        return [np.asarray(x) for x in results]
+        outs = [(case.out_shape, self.dtypes[2]) for case in self.cases]
+        return run_poisoned(self.run, operands, outs, list(map(str, self.cases)))
 
     def check_exact(
         self, operands: Sequence[tuple[np.ndarray, np.ndarray]], results: Sequence[np.ndarray],
