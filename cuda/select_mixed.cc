@@ -8,7 +8,7 @@
 //   where K is split, adding up: within a cluster, or with a second kernel and the traffic of partial sums.
 // The constants were fitted to measurements of both families on an H200, group 128 and bfloat16, of the benchmarks'
 // seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json): it meets those that take at most twice as long
-// as the best (int4_mma: 1.6 times) within 6 % (int4_wgmma) and 7 % (int4_mma), root mean square. Its choices take 1.6
+// as the best (int4_mma: 1.6 times) within 6 % (int4_wgmma) and 7 % (int4_mma), root mean square. Its choices take 2.2
 // % longer than the best on average, and at most 14 % (32 tokens, 8192 x 28672).
 #include "select_mixed.h"
 

@@ -16,6 +16,7 @@ from typing import Any
 from sass import Function, Loop, count, matches
 
 from jaxgemm._native import _core
+from tests import codegen_mixed
 from tests.helpers import problem
 
 WARP = 32
@@ -369,6 +370,8 @@ EXPECTATIONS: dict[str, Callable[[Instance], Expectation]] = {
     "mma_ldmatrix": mma_ldmatrix,
     "mma_multistage": mma_multistage,
     "wgmma": wgmma,
+    "int4_mma": lambda instance: codegen_mixed.int4_mma(instance, Expectation, AtLeast),
+    "int4_wgmma": lambda instance: codegen_mixed.int4_wgmma(instance, Expectation, AtLeast),
 }
 
 # Families whose template has a further parameter of two values.
@@ -390,6 +393,8 @@ def instances_of(info: Any) -> int:
     """How often a kernel's template is instantiated: for each dtype of the operands, once more where TF32 is a way of
     multiplying float32; in each layout, and each way that the template knows.
     """
+    if info.bits:
+        return codegen_mixed.instances_of(info)
     pairs = len({(lhs, rhs) for lhs, rhs, _ in info.dtypes})
     ops = pairs + (info.tf32 and info.highest)
     if info.family == "wgmma":  # K contiguous but for 16-bit elements; plain but for 3xTF32, in clusters, and any

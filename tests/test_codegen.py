@@ -25,7 +25,7 @@ def functions():
 
 @pytest.mark.slow
 def test_kernels_hold_the_instructions_that_their_tiles_ask_for(functions):
-    assert check_module(_core.kernels(), functions) == []
+    assert check_module([*_core.kernels(), *_core.mixed_kernels()], functions) == []
 
 
 def replaced(function, index, opcode):
@@ -242,7 +242,7 @@ def test_check_finds_shared_memory_without_a_barrier():
 
 def info(family, **kwargs):
     fields = {"config": "8x8x1", "min_sm": 80, "max_sm": 0, "dtypes": [("float32",) * 3], "layouts": ["NN"]}
-    sizes = {"cta_tile": (8, 8, 1), "warp_tile": (8, 4, 1), "threads": 64, "smem_bytes": 0, "tf32": False}
+    sizes = {"cta_tile": (8, 8, 1), "warp_tile": (8, 4, 1), "threads": 64, "smem_bytes": 0, "tf32": False, "bits": 0}
     return SimpleNamespace(family=family, name=f"{family}:8x8x1", **{**fields, **sizes, **kwargs})
 
 

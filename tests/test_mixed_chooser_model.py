@@ -17,7 +17,7 @@ Sizes = tuple[int, int, int]
 FAMILIES = {"int4_wgmma": (2.0, 0.065), "int4_mma": (1.6, 0.075)}
 """How many times the best one's time a measurement may take to count, and how near the model comes to those (root mean
 square of the logarithm)."""
-WORST_CHOICE, AVERAGE_CHOICE = 1.15, 1.02
+WORST_CHOICE, AVERAGE_CHOICE = 1.15, 1.025
 MOST_FOR_BOTH = 64
 """Tokens with which both families were measured, of some numbers up to there; with more int4_wgmma alone."""
 

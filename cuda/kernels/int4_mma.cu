@@ -63,7 +63,7 @@ struct TileConfig {
 };
 
 struct Config8x16 : TileConfig<8, 1, 1, 8, 2, 3, 3> {};
-struct Config8x32 : TileConfig<8, 2, 1, 8, 1, 3, 3> {};
+struct Config8x32x1024 : TileConfig<8, 2, 1, 8, 1, 3, 3> {};
 struct Config8x32x512 : TileConfig<8, 2, 1, 4, 1, 3, 7> {};
 struct Config16x32 : TileConfig<16, 2, 1, 8, 1, 3, 2> {};
 struct Config16x128 : TileConfig<16, 2, 4, 2, 1, 4, 2> {};
@@ -334,5 +334,5 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(int4_mma, &kKernel<Config8x16>, &kKernel<Config8x32>, &kKernel<Config8x32x512>, &kKernel<Config16x32>,
+JAXGEMM_FAMILY(int4_mma, &kKernel<Config8x16>, &kKernel<Config8x32x1024>, &kKernel<Config8x32x512>, &kKernel<Config16x32>,
                &kKernel<Config16x128>, &kKernel<Config32x128>)

@@ -73,14 +73,14 @@ struct TileConfig {
 struct Config16x64 : TileConfig<16, 1, 5, 4> {};
 struct Config16x256 : TileConfig<16, 4, 9> {};
 struct Config32x64 : TileConfig<32, 1, 5, 3> {};
-struct Config32x128 : TileConfig<32, 2, 6, 2> {};
-struct Config32x128_deep : TileConfig<32, 2, 10> {  // for long K
+struct Config32x128x128 : TileConfig<32, 2, 6, 2> {};
+struct Config32x128x128_deep : TileConfig<32, 2, 10> {  // for long K
   static constexpr std::string_view kSuffix = "_deep";
 };
 struct Config32x256 : TileConfig<32, 4, 8> {};
 struct Config64x64 : TileConfig<64, 1, 5, 2> {};
-struct Config64x128 : TileConfig<64, 2, 4, 2> {};
-struct Config64x128_deep : TileConfig<64, 2, 8> {
+struct Config64x128x128 : TileConfig<64, 2, 4, 2> {};
+struct Config64x128x128_deep : TileConfig<64, 2, 8> {
   static constexpr std::string_view kSuffix = "_deep";
 };
 struct Config64x256 : TileConfig<64, 4, 6> {};
@@ -271,6 +271,6 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config16x64>, &kKernel<Config16x256>, &kKernel<Config32x64>, &kKernel<Config32x128>,
-               &kKernel<Config32x128_deep>, &kKernel<Config32x256>, &kKernel<Config64x64>, &kKernel<Config64x128>,
-               &kKernel<Config64x128_deep>, &kKernel<Config64x256>, &kKernel<Config128x128>, &kKernel<Config256x128>)
+JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config16x64>, &kKernel<Config16x256>, &kKernel<Config32x64>, &kKernel<Config32x128x128>,
+               &kKernel<Config32x128x128_deep>, &kKernel<Config32x256>, &kKernel<Config64x64>, &kKernel<Config64x128x128>,
+               &kKernel<Config64x128x128_deep>, &kKernel<Config64x256>, &kKernel<Config128x128>, &kKernel<Config256x128>)

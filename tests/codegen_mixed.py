@@ -1,0 +1,74 @@
+"""What codegen_expectations.py says of the kernels of quantised weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxgemm._native import _core
+
+MMA_M, MMA_N, MMA_K = 16, 8, 16
+STEPS_OF_LDSM = 2  # along K, of tokens that one LDSM.4 loads
+TILE_K = _core.PACKED_TILE_K
+HALVES, STEPS_OF_HALF = 2, TILE_K // MMA_K  # of int4_wgmma's k-tile; a half is one group of wgmmas
+WARPGROUPS_THAT_MOVE_REGISTERS = 3  # two of consumers, and a whole one that produces
+WARPGROUP = 128
+
+
+def bfloat16(instance: Any) -> bool:
+    return any("bfloat16" in argument for argument in instance.arguments)
+
+
+def int4_mma(instance: Any, expectation: Callable[..., Any], at_least: Callable[[int], Any]) -> Any:
+    """What a warp does with its rows of a k-tile."""
+    tokens, columns, rows = instance.info.warp_tile
+    token_tiles, row_tiles, steps = tokens // MMA_N, columns // MMA_M, rows // MMA_K
+    mma = row_tiles * steps * token_tiles
+    shared = instance.info.cta_tile[1] > columns  # tokens, by warps that have other columns
+    return expectation(
+        main_loop=("*MMA",),
+        k_tile={
+            "LDSM.16.M88.4": steps // STEPS_OF_LDSM * token_tiles,
+            "LDG.128": row_tiles * (rows // TILE_K),
+            "BAR": 1 if shared else 0,
+            # ptxas puts the last ones into both branches of a choice that follows.
+            "*MMA": at_least(mma),
+            "HMMA.16816.F32.BF16" if bfloat16(instance) else "HMMA.16816.F32": at_least(mma),
+        },
+        kernel={"LDGSTS.128": at_least(1), "STG.128": at_least(1)},
+        only_in_main_loops=("*MMA",),
+    )
+
+
+def int4_wgmma(instance: Any, expectation: Callable[..., Any], at_least: Callable[[int], Any]) -> Any:
+    """Conversion is between the two groups of wgmmas of a k-tile, of whose codes each is loaded at once."""
+    tokens = instance.info.cta_tile[0]
+    mma = HALVES * STEPS_OF_HALF
+    kind = ".BF16" if bfloat16(instance) else ""
+    return expectation(
+        main_loop=("*MMA",),
+        k_tile={
+            "*MMA": mma,
+            f"HGMMA.64x{tokens}x16.F32{kind}": mma,
+            "WARPGROUP.ARRIVE": HALVES,
+            "LDS.128": HALVES,
+            "BAR": 0,
+            "STS": 0,
+        },
+        kernel={
+            "UTMALDG": at_least(4),  # codes, scales, and tokens in two boxes
+            "USETMAXREG": 2 if instance.info.threads == WARPGROUPS_THAT_MOVE_REGISTERS * WARPGROUP else 0,
+            "LD": at_least(1),  # of other CTAs' shared memory
+        },
+        only_in_main_loops=("*MMA",),
+    )
+
+
+def instances_of(info: Any) -> int:
+    """For each dtype of x, sizes of groups, and with zero points or without; float32 scales in one way."""
+    dtypes = len({lhs for lhs, _, _ in info.dtypes})
+    if info.tma:
+        sizes, zeros, more = 3, 2, 0
+    else:
+        sizes, zeros, more = (3 if info.group_multiple == TILE_K // 2 else 2), 2, 1
+    return dtypes * (sizes * zeros + more)
