@@ -14,7 +14,7 @@ from jax import export
 
 import jaxgemm
 from jaxgemm._choose import NO_SPLIT, Choice
-from jaxgemm._mixed_choose import choose_mixed, mixed_kernels
+from jaxgemm._mixed_choose import MixedRequest, choose_mixed, mixed_kernels
 from jaxgemm._mixed_local import Form
 from jaxgemm._native import MIXED_TARGET, _core
 from tests.gpu_limits import MAX_SMEM_BYTES
@@ -37,7 +37,7 @@ def shapes_of(matrix: Any) -> Any:
 
 
 def choice_of(
-    m: Any, matrix: Any, kernel: str | None = None, sm: int = 90, dtype: str = "bfloat16", out: str = "", **form: Any
+    m: Any, matrix: Any, kernel: str | None = None, sm: int = 90, dtype: str = "bfloat16", out: str = "", **changed: Any
 ) -> Choice:
     """What is chosen for m tokens."""
     batch = matrix.packed.shape[:-3]
@@ -46,10 +46,10 @@ def choice_of(
         "has_zeros": matrix.zeros is not None, "has_alpha": False, "activation": "none",
         "out_dtype": np.dtype(jnp.dtype(out or dtype)),
     }  # fmt: skip
-    return choose_mixed(
-        struct((*batch, m, matrix.k), dtype), matrix.packed, matrix.scales, matrix.zeros,
-        form=Form(**(settings | form)), has_bias=False, kernel=kernel, sm=sm,
-    )  # fmt: skip
+    x = struct((*batch, m, matrix.k), dtype)
+    form = Form(**(settings | changed))
+    request = MixedRequest(x, matrix.packed, matrix.scales, matrix.zeros, form, has_bias=False)
+    return choose_mixed(request, kernel, sm)
 
 
 def random_problem(rng: np.random.Generator) -> _core.Problem:
@@ -277,3 +277,69 @@ def test_export_with_symbolic_tokens(k: int, rng: np.random.Generator) -> None:
     assert (f"@{MIXED_TARGET}" in exported.mlir_module()) == (k == K)
     x = jnp.asarray(rng.standard_normal((5, k)), jnp.bfloat16)
     np.testing.assert_array_equal(exported.call(x, matrix), jax.jit(jaxgemm.matmul)(x, matrix))
+
+
+# --- jaxgemm.explain --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 300])
+def test_explain(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands may be arrays or described; candidates are the kernels for quantised weights, costs the model's."""
+    on_hopper(monkeypatch)
+    matrix = weights(64, "integer")
+    x = struct((m, K), jnp.bfloat16)
+    said = jaxgemm.explain(x, matrix)
+    assert said == jaxgemm.explain(jnp.zeros(x.shape, x.dtype), shapes_of(matrix))
+    chosen = choice_of(m, matrix)
+    assert (said.kernel, said.reason) == (chosen.kernel, chosen.reason)
+    assert said.problem == (
+        f"bfloat16 x bfloat16 -> bfloat16, M={m} N={N} K={K} batch=1 "
+        "4-bit codes in groups of 64 with integer zero points and bfloat16 scales on sm_90"
+    )
+    assert said.candidates == dict.fromkeys(NAMES, "")
+    assert set(said.costs) == set(NAMES)
+    assert next(iter(said.costs.items())) == (said.kernel, 1.0)
+    assert min(said.costs.values()) == 1
+    assert f"  runs {said.kernel}: the fastest by the model" in str(said).splitlines()
+    other = NAMES[0] if said.kernel != NAMES[0] else NAMES[1]
+    assert f"  {other}: could run, in {said.costs[other]:.3g} times the time by the model" in str(said).splitlines()
+    named = jaxgemm.explain(x, matrix, kernel=other)
+    assert (named.kernel, named.reason) == (other, "named by the caller")
+    assert next(iter(named.costs.items())) == (other, 1.0)
+
+
+def test_explain_of_what_some_kernels_refuse() -> None:
+    x = struct((3, 5, K), jnp.float16)
+    said = jaxgemm.explain(
+        x, shapes_of(weights(32)), alpha=2.0, bias=struct((N,), jnp.float16), activation="relu"
+    )  # without a GPU: portable
+    assert said.problem.endswith("on sm_86")
+    assert "M=15 " in said.problem
+    assert "needs a GPU of sm_90 to sm_90, this one is sm_86" in said.candidates["int4_wgmma:64x64x128"]
+    able = [name for name, why in said.candidates.items() if not why]
+    assert said.kernel in able
+    assert set(said.costs) == set(able) < set(NAMES)
+    with pytest.raises(ValueError, match="needs a GPU of sm_90"):
+        jaxgemm.explain(x, shapes_of(weights()), kernel="int4_wgmma")
+
+
+@pytest.mark.parametrize(("group", "dtype"), [(48, "bfloat16"), (128, "float32")])
+def test_explain_of_what_no_kernel_takes(group: int, dtype: str) -> None:
+    said = jaxgemm.explain(struct((3, K), dtype), weights(group))
+    assert said.kernel is None
+    assert "XLA dequantises the weights" in said.reason
+    assert list(said.candidates) == NAMES
+    assert all(said.candidates.values())
+    assert said.costs == {}
+
+
+def test_explain_other_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_hopper(monkeypatch)
+    matrix, x = weights(), struct((3, K), jnp.bfloat16)
+    inside = jaxgemm.explain(x, matrix, function=jax.jit(lambda a, b: jax.nn.relu(jaxgemm.matmul(a, b))))
+    assert inside == jaxgemm.explain(x, matrix)
+    experts = Weights.random(np.random.default_rng(0), (5, K, N), WHOLE, "middle", "float16").matrix()
+    said = jaxgemm.explain(x, experts)
+    assert "M=3 N=256 K=512 batch=5" in said.problem
+    with pytest.raises(TypeError, match="cannot contract"):
+        jaxgemm.explain(struct((3, K + 1)), matrix)
