@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -276,6 +277,13 @@ class Explanation:
         return "\n".join(lines)
 
 
+def relative(costs: dict[str, float], kernel: str | None) -> dict[str, float]:
+    """Costs as multiples of that of a kernel, which comes first; the caller may have named another than the first."""
+    chosen = costs.get(kernel or "") or 1.0  # an empty problem costs nothing
+    names = sorted(costs, key=lambda name: name != kernel)
+    return {name: costs[name] / chosen if costs[name] else 1.0 for name in names}
+
+
 def explain_request(request: Request, kernel: str | None, sm: int) -> Explanation:
     """The explanation of one request; errors as :func:`choose` raises them."""
     choice = choose(request, kernel, sm)
@@ -286,11 +294,10 @@ def explain_request(request: Request, kernel: str | None, sm: int) -> Explanatio
     problem = native_problem(request, sm)
     candidates = {info.name: _why_not(info.name, problem, request) for info in kernels()}
     able = sorted((name for name, why in candidates.items() if not why), key=preference(problem))
-    able.sort(key=lambda name: name != choice.kernel)  # the caller may have named another one
     costs = {name: _core.estimated_cost(name, problem) for name in able}
-    chosen = costs.get(choice.kernel or "") or 1.0  # an empty problem costs nothing
-    relative = {name: cost / chosen if cost else 1.0 for name, cost in costs.items()}
-    return Explanation(choice.kernel, choice.reason, f"{problem} on sm_{sm}", candidates, relative)
+    return Explanation(
+        choice.kernel, choice.reason, f"{problem} on sm_{sm}", candidates, relative(costs, choice.kernel)
+    )
 
 
 def explain(lhs: Any, rhs: Any, **kwargs: Any) -> Explanation:
@@ -300,7 +307,7 @@ def explain(lhs: Any, rhs: Any, **kwargs: Any) -> Explanation:
     the portable choice, the one an exported program would carry.
 
     Args:
-      lhs, rhs: as for :func:`jaxgemm.matmul`.
+      lhs, rhs: as for :func:`jaxgemm.matmul`, quantised weights included.
       **kwargs: as for :func:`jaxgemm.matmul`; and ``function=``, another function of two operands to ask about, e.g.
         ``jaxgemm.dot_general`` with its ``dimension_numbers=``, or ``functools.partial(jaxgemm.einsum, "ij,jk->ik")``.
 
@@ -313,9 +320,7 @@ def explain(lhs: Any, rhs: Any, **kwargs: Any) -> Explanation:
     from jaxgemm._matmul import matmul
 
     function: Callable[..., Any] = kwargs.pop("function", matmul)
-    requests = _requests(function, (lhs, rhs), kwargs)
-    request, kernel = requests[0]
-    return explain_request(request, kernel, target_sm())
+    return _explainers(function, (lhs, rhs), kwargs)[0](target_sm())
 
 
 def _sub_jaxprs(params: dict[str, Any]) -> list[Any]:
@@ -323,13 +328,17 @@ def _sub_jaxprs(params: dict[str, Any]) -> list[Any]:
     return [getattr(x, "jaxpr", x) for x in values if hasattr(getattr(x, "jaxpr", x), "eqns")]
 
 
-def _requests(
+def _explainers(
     function: Callable[..., Any], operands: Sequence[Any], kwargs: dict[str, Any]
-) -> list[tuple[Request, str | None]]:
-    """The GEMMs that a call binds, read off its jaxpr."""
-    from jaxgemm._primitives import request_of
+) -> list[Callable[[int], Explanation]]:
+    """What explains, for a GPU, each GEMM that a call binds: they are read off its jaxpr."""
+    from jaxgemm import _mixed, _primitives
+    from jaxgemm._mixed_choose import explain_mixed
+    from jaxgemm._quant import QuantizedMatrix
 
-    def shaped(x: Any) -> jax.ShapeDtypeStruct:
+    def shaped(x: Any) -> Any:
+        if isinstance(x, QuantizedMatrix):
+            return jax.tree.map(shaped, x)
         if not isinstance(x, jax.ShapeDtypeStruct):
             x = jnp.asarray(x)
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -342,12 +351,16 @@ def _requests(
 
     jaxpr = jax.make_jaxpr(call)(*map(shaped, operands), described)
 
-    def walk(inner: Any) -> list[tuple[Request, str | None]]:
+    def walk(inner: Any) -> list[Callable[[int], Explanation]]:
         found = []
         for equation in inner.eqns:
-            request = request_of(equation)
-            if request is not None:
-                found.append(request)
+            for request_of, explain_one in (
+                (_primitives.request_of, explain_request),
+                (_mixed.request_of, explain_mixed),
+            ):
+                request = request_of(equation)
+                if request is not None:
+                    found.append(functools.partial(explain_one, *request))
             for sub in _sub_jaxprs(equation.params):
                 found += walk(sub)
         return found

@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxgemm import _compat, _mixed_lowering  # noqa: F401  (the second gives the local primitive its kernels)
 from jaxgemm._epilogue import NO_ACTIVATION
+from jaxgemm._mixed_choose import MixedRequest
 from jaxgemm._mixed_local import Form, dot
 from jaxgemm._mixed_partition import lower_mixed, mixed_aval
 from jaxgemm._quant import QuantizedMatrix
@@ -27,6 +28,17 @@ def bind(x: jax.Array, weights: QuantizedMatrix, *epilogue: jax.Array, form: For
     """The product; ``weights`` in the order of their groups, ``epilogue`` as :class:`Form` says."""
     leaves = [weights.packed, weights.scales] + ([weights.zeros] if form.has_zeros else [])
     return mixed_gemm_p.bind(*_compat.match_varying(x, *leaves, *epilogue), form=form, kernel=kernel)
+
+
+def request_of(equation: Any) -> tuple[MixedRequest, str | None] | None:
+    """(request, named kernel) of a jaxpr equation that binds the primitive, else None."""
+    if equation.primitive is not mixed_gemm_p or equation.params["form"].transposed:
+        return None
+    form = equation.params["form"]
+    x, packed, scales, *rest = (v.aval for v in equation.invars)
+    zeros = rest.pop(0) if form.has_zeros else None
+    has_bias = len(rest) > form.has_alpha
+    return MixedRequest(x, packed, scales, zeros, form, has_bias), equation.params["kernel"]
 
 
 mixed_gemm_p.def_abstract_eval(mixed_aval)

@@ -1,12 +1,13 @@
 """Which kernel multiplies by quantised weights, and why not the others."""
 
+import dataclasses
 import difflib
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from jaxgemm import _compat
-from jaxgemm._choose import BY_MODEL, NO_SPLIT, NOMINAL_SIZE, Choice
+from jaxgemm._choose import BY_MODEL, NO_SPLIT, NOMINAL_SIZE, Choice, Explanation, relative
 from jaxgemm._mixed_local import Form
 from jaxgemm._native import _core
 
@@ -42,46 +43,76 @@ def zeros_name(dtype: Any | None) -> str:
     return "middle" if dtype is None else "integer" if dtype.name == "uint8" else "float"
 
 
-def choose_mixed(
-    x: Any, packed: Any, scales: Any, zeros: Any, *, form: Form, has_bias: bool, kernel: str | None, sm: int
-) -> Choice:
-    """The kernel for one call on a GPU of compute capability ``sm`` / 10; operands as ``mixed_gemm_p`` takes them.
+@dataclasses.dataclass(frozen=True)
+class MixedRequest:
+    """One product, as far as choosing a kernel needs it; operands as ``mixed_gemm_p`` takes them."""
+
+    x: Any
+    packed: Any
+    scales: Any
+    zeros: Any
+    form: Form
+    has_bias: bool
+
+    @property
+    def symbolic(self) -> bool:
+        return not _compat.static_sizes((*self.x.shape, *self.packed.shape))
+
+    def why_no_problem(self) -> str:
+        """Why no kernel can be asked about it at all, "" if one can."""
+        names = _core.dtypes()
+        for what, dtype in (("lhs", self.x.dtype), ("the result", self.form.out_dtype)):
+            if dtype.name not in names:
+                return f"{what} is {dtype.name}; kernels exist for some of {', '.join(names)}"
+        return ""
+
+    def problem(self, sm: int) -> _core.Problem:
+        """The same as kernels see it, on a GPU of compute capability ``sm`` / 10."""
+        form, nb = self.form, self.packed.ndim - 3
+        return _core.mixed_problem(
+            batch=_product(self.packed.shape[:nb]),
+            m=_product(self.x.shape[nb:-1]),
+            n=form.n,
+            k=form.k,
+            lhs_dtype=self.x.dtype.name,
+            out_dtype=form.out_dtype.name,
+            activation=form.activation,
+            has_alpha=form.has_alpha,
+            has_bias=self.has_bias,
+            bits=form.bits,
+            group_size=form.group_size,
+            scale_dtype=self.scales.dtype.name,
+            zeros=zeros_name(None if self.zeros is None else self.zeros.dtype),
+            sm=sm,
+            split=NO_SPLIT if self.symbolic else BY_MODEL,
+        )
+
+    def verdicts(self, problem: _core.Problem) -> dict[str, str]:
+        """Of each kernel "" if it can run the product, else why not."""
+
+        def why_not(name: str) -> str:
+            sentence = _core.why_not(name, problem)
+            if not sentence and self.symbolic and _core.workspace_bytes(name, problem):
+                return "needs a workspace, whose size symbolic dimensions do not give"
+            return sentence
+
+        return {info.name: why_not(info.name) for info in mixed_kernels()}
+
+
+def choose_mixed(request: MixedRequest, kernel: str | None, sm: int) -> Choice:
+    """The kernel for one call on a GPU of compute capability ``sm`` / 10.
 
     Raises:
       ValueError: the named kernel does not exist or cannot run this; the message says why and which can.
     """
     check_mixed_name(kernel)
-    names = _core.dtypes()
-    for what, dtype in (("lhs", x.dtype), ("the result", form.out_dtype)):
-        if dtype.name not in names:
-            return _refused(kernel, f"{what} is {dtype.name}; kernels exist for some of {', '.join(names)}")
-    symbolic = not _compat.static_sizes((*x.shape, *packed.shape))
-    nb = packed.ndim - 3
-    problem = _core.mixed_problem(
-        batch=_product(packed.shape[:nb]),
-        m=_product(x.shape[nb:-1]),
-        n=form.n,
-        k=form.k,
-        lhs_dtype=x.dtype.name,
-        out_dtype=form.out_dtype.name,
-        activation=form.activation,
-        has_alpha=form.has_alpha,
-        has_bias=has_bias,
-        bits=form.bits,
-        group_size=form.group_size,
-        scale_dtype=scales.dtype.name,
-        zeros=zeros_name(None if zeros is None else zeros.dtype),
-        sm=sm,
-        split=NO_SPLIT if symbolic else BY_MODEL,
-    )
-
-    def why_not(name: str) -> str:
-        sentence = _core.why_not(name, problem)
-        if not sentence and symbolic and _core.workspace_bytes(name, problem):
-            return "needs a workspace, whose size symbolic dimensions do not give"
-        return sentence
-
-    verdicts = {info.name: why_not(info.name) for info in mixed_kernels()}
+    no_problem = request.why_no_problem()
+    if no_problem:
+        if kernel is not None:
+            raise ValueError(f"kernel={kernel!r} cannot run this: {no_problem}. With kernel=None {DEQUANTISED}.")
+        return Choice(None, f"{no_problem}: {DEQUANTISED}")
+    problem = request.problem(sm)
+    verdicts = request.verdicts(problem)
     able = [name for name, sentence in verdicts.items() if not sentence]
     if kernel in verdicts:
         name = kernel if kernel in able else ""
@@ -100,10 +131,19 @@ def choose_mixed(
     return Choice(name, reason, "default", _core.k_split(name, problem), _core.workspace_bytes(name, problem))
 
 
-def _refused(kernel: str | None, why: str) -> Choice:
-    if kernel is not None:
-        raise ValueError(f"kernel={kernel!r} cannot run this: {why}. With kernel=None {DEQUANTISED}.")
-    return Choice(None, f"{why}: {DEQUANTISED}")
+def explain_mixed(request: MixedRequest, kernel: str | None, sm: int) -> Explanation:
+    """The explanation of one product; errors as :func:`choose_mixed` raises them."""
+    choice = choose_mixed(request, kernel, sm)
+    no_problem = request.why_no_problem()
+    if no_problem:
+        text = f"{request.x.dtype.name}{list(request.x.shape)} x quantised weights {request.form.k}x{request.form.n}"
+        return Explanation(None, choice.reason, text, {info.name: no_problem for info in mixed_kernels()})
+    problem = request.problem(sm)
+    candidates = request.verdicts(problem)
+    costs = {name: _core.estimated_cost(name, problem) for name, why in candidates.items() if not why}
+    return Explanation(
+        choice.kernel, choice.reason, f"{problem} on sm_{sm}", candidates, relative(costs, choice.kernel)
+    )
 
 
 def _product(sizes: Sequence[Any]) -> int:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jaxgemm._mixed_choose import choose_mixed, zeros_name
+from jaxgemm._mixed_choose import MixedRequest, choose_mixed, zeros_name
 from jaxgemm._mixed_local import Form, composed, local_mixed_gemm_p
 from jaxgemm._native import MIXED_TARGET
 from jaxgemm._target import target_sm
@@ -16,8 +16,8 @@ from jaxgemm._target import target_sm
 def _call(*operands: Any, form: Form, kernel: str | None) -> Any:
     x, packed, scales, *rest = operands
     zeros = rest.pop(0) if form.has_zeros else None
-    has_bias = len(rest) > form.has_alpha
-    choice = choose_mixed(x, packed, scales, zeros, form=form, has_bias=has_bias, kernel=kernel, sm=target_sm())
+    request = MixedRequest(x, packed, scales, zeros, form, has_bias=len(rest) > form.has_alpha)
+    choice = choose_mixed(request, kernel, target_sm())
     if choice.kernel is None:
         return composed(*operands, form=form)
     nb = packed.ndim - 3
