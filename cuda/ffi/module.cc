@@ -95,8 +95,8 @@ Problem build_problem(const std::vector<int64_t>& lhs_sizes, const DimsLists& lh
 
 Problem build_mixed_problem(int64_t batch, int64_t m, int64_t n, int64_t k, std::string_view lhs_dtype,
                             std::string_view out_dtype, std::string_view activation, bool has_alpha, bool has_bias,
-                            int bits, int64_t group_size, std::string_view scale_dtype, std::string_view zeros,
-                            int sm, std::pair<int64_t, int64_t> split) {
+                            int bits, int64_t group_size, std::string_view scale_dtype, std::string_view zeros, int sm,
+                            std::pair<int64_t, int64_t> split) {
   Problem p;
   p.batch = batch;
   p.M = m;

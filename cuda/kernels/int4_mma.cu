@@ -334,5 +334,5 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(int4_mma, &kKernel<Config8x16>, &kKernel<Config8x32x1024>, &kKernel<Config8x32x512>, &kKernel<Config16x32>,
-               &kKernel<Config16x128>, &kKernel<Config32x128>)
+JAXGEMM_FAMILY(int4_mma, &kKernel<Config8x16>, &kKernel<Config8x32x1024>, &kKernel<Config8x32x512>,
+               &kKernel<Config16x32>, &kKernel<Config16x128>, &kKernel<Config32x128>)

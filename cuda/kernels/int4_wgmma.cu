@@ -271,6 +271,7 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config16x64>, &kKernel<Config16x256>, &kKernel<Config32x64>, &kKernel<Config32x128x128>,
-               &kKernel<Config32x128x128_deep>, &kKernel<Config32x256>, &kKernel<Config64x64>, &kKernel<Config64x128x128>,
-               &kKernel<Config64x128x128_deep>, &kKernel<Config64x256>, &kKernel<Config128x128>, &kKernel<Config256x128>)
+JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config16x64>, &kKernel<Config16x256>, &kKernel<Config32x64>,
+               &kKernel<Config32x128x128>, &kKernel<Config32x128x128_deep>, &kKernel<Config32x256>,
+               &kKernel<Config64x64>, &kKernel<Config64x128x128>, &kKernel<Config64x128x128_deep>,
+               &kKernel<Config64x256>, &kKernel<Config128x128>, &kKernel<Config256x128>)

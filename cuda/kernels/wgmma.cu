@@ -55,10 +55,9 @@ struct TileConfig {
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
   // Where it lies along N, though wgmma wants it along K: so many columns to a consumer that all of a row in shared
   // memory is read by the same warps.
-  static constexpr bool kRhsInRegisters =
-      ELEMENT_BYTES == 4   ? CTA_N == CONSUMERS * sm90::kRowBytes
-      : ELEMENT_BYTES == 1 ? CTA_N % sm90::kRowBytes == 0
-                           : false;
+  static constexpr bool kRhsInRegisters = ELEMENT_BYTES == 4   ? CTA_N == CONSUMERS * sm90::kRowBytes
+                                          : ELEMENT_BYTES == 1 ? CTA_N % sm90::kRowBytes == 0
+                                                               : false;
   static constexpr int kTilesOfStep = CONSUMERS == 1 && CTA_N == 64 ? 2 : 1;
   static constexpr int kThreads = (1 + CONSUMERS) * kWarpgroup;
 };

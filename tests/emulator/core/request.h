@@ -34,8 +34,8 @@ struct EmuRequest {
   const float* alpha;  // one element, or null
   const void* bias;    // N elements of bias_dtype, or null
   const char* bias_dtype;
-  int64_t whole, splits;  // see KSplit; splits == 0: as the model says
-  int64_t bits, group_size;  // of quantised rhs, whose operand is then its codes; bits == 0: rhs is dense
+  int64_t whole, splits;       // see KSplit; splits == 0: as the model says
+  int64_t bits, group_size;    // of quantised rhs, whose operand is then its codes; bits == 0: rhs is dense
   const void *scales, *zeros;  // of all groups, like bias; zeros may be null
   int64_t parameters;          // how many of either
   const char *scale_dtype, *zeros_kind;
