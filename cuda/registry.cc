@@ -138,6 +138,9 @@ std::string why_not_codes(const KernelInfo& info, const Problem& p) {
   }
   if (p.K > kMaxTmaSize || p.N > kMaxTmaSize) return "reaches K and N up to " + std::to_string(kMaxTmaSize) + " only";
   if (info.tma) {
+    // Coordinates of codes count words, of which 16 columns have two for each row.
+    constexpr int64_t kMostK = kMaxTmaSize / 2;
+    if (p.K > kMostK) return "reaches K up to " + std::to_string(kMostK) + " only, not " + std::to_string(p.K);
     // A k-tile has whole groups, or is part of one: TMA brings the parameters of groups that follow each other.
     const int k_tile = info.cta_tile.k;
     if (codes.group_size < p.K && codes.group_size % k_tile != 0 && k_tile % codes.group_size != 0) {
