@@ -5,15 +5,14 @@
 // mma.sync, whose rows are columns of rhs, and tokens are B, of which 8 are enough. Weights lie packed in the order of
 // A's fragments (tile/packed.cuh): one load of 16 bytes brings a lane the codes of four fragments, past shared memory.
 // A mask and a multiply-add turn a pair of codes into code - zero, exactly; the scale of a group is applied to the sums
-// of its products, in float32. The warps of a CTA share K, each with a cp.async ring of its own (or of the warps that
-// take the same part of K) for the tokens; so nobody waits for the CTA before the end.
+// of its products, in float32. The warps of a CTA share K, each with a cp.async ring of its own for the tokens,
+// so that nobody waits for the CTA before the end; where there are more tokens, several warps share a ring.
 //
 // Source: the register order of packed weights, Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel
 // Inference on Large Language Models", arXiv:2408.11743, section 3; scaling sums instead of weights, DeepSeek-AI,
 // "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2.
 #include "epilogue/epilogue.cuh"
 #include "launch.cuh"
-#include "ptx/barrier.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/load.cuh"
@@ -113,7 +112,7 @@ struct TokenRing {
     if constexpr (Config::kWarpsN == 1) {
       __syncwarp();
     } else {
-      ptx::barrier_sync(1 + static_cast<int>(threadIdx.x) / kSharers, kSharers);
+      __syncthreads();  // not of those alone that share the stages: racecheck loses count of such barriers
     }
     const int stage = next;
     fill(stages[stage == 0 ? Config::kStages - 1 : stage - 1], ld, tokens, g_mapped);
@@ -226,11 +225,18 @@ __global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGroup
       }
     }
   };
-  for (int k = first; k < end; k += kAhead * kCta.k) {
+  const int last = Config::kWarpsN == 1 ? end : end + warp_k * Config::kUnitK;  // as often in warps that meet
+  for (int k = first; k < last; k += kAhead * kCta.k) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int at = k + i * kCta.k;
-      if (at < end) multiply(units[i], ring.read(g_x.ld, tokens, g_x.data));
+      if constexpr (Config::kWarpsN == 1) {
+        if (at < end) multiply(units[i], ring.read(g_x.ld, tokens, g_x.data));
+      } else {
+        static_assert(kAhead == 1);
+        const auto& stage = ring.read(g_x.ld, tokens, g_x.data);
+        if (at < end) multiply(units[i], stage);
+      }
       load(units[i], at + kAhead * kCta.k);
     }
   }

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxgemm
+from jaxgemm._native import _core
 from tests.edge_shapes import LAYOUTS, Case, Shape
 from tests.emulated.support import CLEAN, SEEDS
 from tests.emulator.build import ROOT
@@ -47,7 +48,8 @@ def _sources() -> Iterator[Path]:
 
 def _no_kernels() -> str:
     """C++ for the families that are not compiled, which takes minutes: other tests run them."""
-    families = dict.fromkeys(info.family for info in jaxgemm.kernels() if info.family != _FIRST)
+    ours = [*jaxgemm.kernels(), *_core.mixed_kernels()]
+    families = dict.fromkeys(info.family for info in ours if info.family != _FIRST)
     rows = [
         f"extern const std::span<const Kernel* const> {family}_kernels, {family}_kernels{{}};" for family in families
     ]
