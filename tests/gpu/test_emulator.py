@@ -42,7 +42,8 @@ def _sources() -> Iterator[Path]:
     for folder in (ROOT / "cuda" / "tile", EMULATOR / "reference", EMULATOR / "probes"):
         yield from (path for path in folder.glob("*.cu") if not path.stem.endswith("_defects"))
     yield ROOT / "cuda" / "kernels" / f"{_FIRST}.cu"
-    yield from (ROOT / "cuda" / "registry.cc", ROOT / "cuda" / "select.cc", EMULATOR / "core" / "request.cc")
+    yield from (ROOT / "cuda" / name for name in ("registry.cc", "select.cc", "select_mixed.cc"))
+    yield EMULATOR / "core" / "request.cc"
     yield Path(__file__).with_name("emulator_twin.cu")
 
 
