@@ -103,9 +103,10 @@ struct CodesMainloop {
     ptx::wgmma_commit();
   }
 
-  // Each warp for itself: what it has read of a stage is read.
+  // Each warp for itself, when all of its lanes have read what they want of a stage.
   template <class Pipeline>
   __device__ static void release(Pipeline& pipeline, int stage) {
+    __syncwarp();
     if (thread() % 32 == 0) ptx::mbarrier_arrive(pipeline.empty[stage]);
   }
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from tests.emulated.mutation import Mutation
 from tests.emulated.mutations_hopper import FLOAT32 as FLOAT32_COPIED
 from tests.emulated.mutations_hopper import HOPPER, K_COPY
+from tests.emulated.mutations_mixed import MIXED
 from tests.emulator.build import CUDA
 
 BARRIER = "__syncthreads();"
 
 
 def _without_barriers() -> list[Mutation]:
-    files = [(path.stem, path, "") for path in sorted(CUDA.glob("kernels/*.cu"))]
+    files = [(path.stem, path, "") for path in sorted(CUDA.glob("kernels/*.cu")) if not path.stem.startswith("int4")]
     files += [("mma_multistage", CUDA / MAINLOOP, ""), ("mma_multistage", CUDA / SPLIT_K, "")]
     files += [("wgmma", CUDA / K_COPY, FLOAT32_COPIED)]
     return [
@@ -273,5 +274,5 @@ _SPLIT_K = [
 
 MUTATIONS = [
     *_without_barriers(), *_SIMT, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY, *_SPLIT_K,
-    *HOPPER,
+    *HOPPER, *MIXED,
 ]  # fmt: skip

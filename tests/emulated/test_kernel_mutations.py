@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.edge_shapes import Case, Shape, deep_shape, long_shape
+from tests.emulated import mixed
 from tests.emulated.mutation import LAYOUTS, Mutation
 from tests.emulated.mutations import MUTATIONS
 from tests.emulated.support import (
@@ -67,6 +68,8 @@ def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
 
 def fault_of(emulator: Emulator, info: KernelInfo) -> str:
     """The first fault of a kernel, "" if there is none."""
+    if info.bits:
+        return next(filter(None, (mixed.fault(emulator, info, i) for i in range(mixed.TRIALS))), "")
     if info.tf32 and info.highest and (found := fault_of_float32(emulator, info)):
         return found
     fused_so_far = 0
@@ -157,7 +160,9 @@ def fault_of_rounding(emulator: Emulator, info: KernelInfo) -> str:
 
 
 def more_conflicts(emulator: Emulator, info: KernelInfo) -> str:
-    """Accesses with more bank conflicts than the kernel may have, "" if there are none."""
+    """Accesses with more bank conflicts than the kernel may have, "" if there are none or it has no budget."""
+    if info.bits:
+        return ""
     for trial in budget_trials(info):
         if trial.case.layout not in LAYOUTS:
             continue
@@ -181,8 +186,10 @@ def mutants(request: pytest.FixtureRequest) -> dict[str, Emulator]:
 
 def kernel_of(emulator: Emulator, mutation: Mutation) -> KernelInfo:
     """The one that is broken: the only one of its family that a mutant has, the same of another emulator."""
-    of_family = [info for info in emulator.kernels.values() if info.family == mutation.family]
-    return next(info for info in of_family if info.name.endswith(mutation.tile))
+    every = [*emulator.kernels.values(), *emulator.mixed_kernels.values()]
+    of_family = [info for info in every if info.family == mutation.family]
+    config = f":{mutation.tile.removesuffix('>')}"  # of mixed kernels' tiles the first sizes may be given
+    return next(info for info in of_family if info.name.endswith(mutation.tile) or (info.bits and config in info.name))
 
 
 def test_kernels_are_unbroken_without_a_mutation(emulated: Emulator) -> None:

@@ -1,0 +1,119 @@
+"""Quantised weights and products with them to try on the emulator."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxgemm import _packing
+from jaxgemm._native import _core
+from tests.emulator.library import Codes, Emulator, KernelInfo, Operand, Schedule
+from tests.values import nan_bytes, rounded
+
+SEED = 7
+
+
+def by_tma(info: Any) -> bool:
+    """Whether TMA brings scales and zero points, which takes fewer kinds of them."""
+    return info.min_sm >= 90
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Random codes of a matrix whose scales are powers of two: sums of their products with small integers are exact."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray | None
+    group_size: int
+    bits: int
+
+    @classmethod
+    def random(cls, shape: tuple[int, int, int], group_size: int, kind: str, dtype: str, bits: int) -> Weights:
+        batch, k, n = shape
+        rng = np.random.default_rng([SEED, k, n, group_size])
+        groups = (batch, -(-k // group_size), n)
+        scales = rounded(np.exp2(rng.integers(-2, 3, groups)), dtype)
+        zeros = rng.integers(0, 2**bits + 1, groups, np.uint8) if kind == "integer" else None
+        return cls(rng.integers(0, 2**bits, shape, np.uint8), scales, zeros, group_size, bits)
+
+    def dense(self) -> np.ndarray:
+        """The matrices, in float64."""
+        k = self.codes.shape[1]
+
+        def rows(x: np.ndarray) -> np.ndarray:
+            return np.repeat(x.astype(np.float64), self.group_size, axis=1)[:, :k]
+
+        zeros = 2.0 ** (self.bits - 1) if self.zeros is None else rows(self.zeros)
+        return (self.codes - zeros) * rows(self.scales)
+
+    def packed(self) -> np.ndarray:
+        return np.array(_packing.pack(self.codes, self.bits, 2 ** (self.bits - 1)))
+
+
+def run(
+    emulated: Emulator, info: KernelInfo, x: np.ndarray, weights: Weights, out_dtype: str,
+    split: tuple[int, int] | None, schedule: Schedule, **epilogue: Any,
+) -> tuple[np.ndarray, str]:  # fmt: skip
+    """The product of x (batch, M, K), and what was found."""
+    batch, m, k = x.shape
+    n = weights.codes.shape[2]
+    out = nan_bytes((batch * m * n,), np.dtype(out_dtype))
+    packed = weights.packed()
+    ran = emulated.run(
+        info.name, Operand(x.reshape(-1), m, k, k, m * k), Operand(packed.reshape(-1), k, n, n, k * n),
+        Operand(out, m, n, n, m * n), batch, split=split, schedule=schedule,
+        codes=Codes(weights.bits, weights.group_size, weights.scales, weights.zeros), **epilogue,
+    )  # fmt: skip
+    return out.reshape(batch, m, n), str(ran)
+
+
+def trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, str, tuple[int, int] | None]]:
+    """(batch, M, N, K), group size, zero points, dtype of scales, split: each value with some others."""
+    tile_m, tile_n, tile_k = info.cta_tile
+    unit = 2 * _core.PACKED_TILE_K
+    ms = (1, tile_m, tile_m + 1, max(1, tile_m - 3))
+    ns = (tile_n, tile_n + 5, 3, tile_n + _core.PACKED_TILE_N)
+    if by_tma(info):  # which wants rows of whole vectors of scales and zero points
+        ns = (tile_n, tile_n + 16, 16, tile_n + 3 * _core.PACKED_TILE_N)
+    ks = ((info.stages + 1) * tile_k + 8, unit + 8, tile_k + unit + _core.PACKED_TILE_K, 37, 3 * unit - 24)
+    groups = [g for g in (32, 64, 128, 256, 96) if g % info.group_multiple == 0 and not (by_tma(info) and g == 96)] + [
+        10**6
+    ]
+    kinds, dtypes = ("middle", "integer"), ("bfloat16", "float16", "bfloat16" if by_tma(info) else "float32")
+    rng = np.random.default_rng(SEED)
+    found = []
+    for i, (m, k) in enumerate(itertools.product(ms, ks)):
+        batch = 2 if i % 5 == 4 else 1
+        split = (0, 2) if i % 3 == 2 and k > tile_k else (0, 1)
+        found.append(
+            (
+                (batch, m, ns[(i + i // len(ks)) % len(ns)], k),
+                int(rng.choice(groups)),
+                kinds[i % 2],
+                dtypes[i % 3],
+                split,
+            )
+        )
+    return found
+
+
+def fault(emulated: Emulator, info: Any, index: int) -> str:
+    """What is wrong with the product of trial ``index``, "" if nothing is: sums are exact."""
+    (batch, m, n, k), group, kind, scale_dtype, split = trials(info)[index]
+    dtype, out_dtype = info.dtypes[index % len(info.dtypes)][::2]
+    weights = Weights.random((batch, k, n), group, kind, scale_dtype, info.bits)
+    rng = np.random.default_rng([SEED, index])
+    x = rounded(rng.integers(-4, 5, (batch, m, k)), dtype)
+    out, found = run(emulated, info, x, weights, out_dtype, split, Schedule(index))
+    expected = rounded(x.astype(np.float64) @ weights.dense() + 0.0, out_dtype)
+    wrong = np.argwhere(~(out == expected))
+    if wrong.size:
+        found += f"{len(wrong)} of {out.size} wrong, first at {wrong[0]}, last at {wrong[-1]}"
+    return f"{info.name} trial {index}: {found}" if found else ""
+
+
+TRIALS = 20
