@@ -134,12 +134,12 @@ def listed() -> Iterator[tuple[str, Call, str]]:
     )
     yield "packed array of 8 bits", eight, "packed has shape [2, 3, 4, 1024], not [2, 3, 4, 512]"
     none = operand(PACKED, (BATCH, *packed_shape(K, N, 4)[:2], 0))
-    yield "0 bits", attribute(none, bits=np.int64(0)), "takes an rhs of 4-bit codes only, this one has no codes"
+    yield "0 bits", attribute(none, bits=np.int64(0)), "codes have 4 or 8 bits, not 0"
     for bits in (0, -4, 2**40, -(2**63), 2**63 - 1):
         yield (
             f"{bits} bits of a packed array of 4",
             attribute(bits=np.int64(bits)),
-            "packed has shape [2, 3, 4, 512], not ",
+            f"codes have 4 or 8 bits, not {bits}",
         )
 
     yield "no group", without("group_size"), undecoded

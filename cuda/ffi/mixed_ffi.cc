@@ -41,7 +41,7 @@ ffi::Error decode(int sm, ffi::RemainingArgs operands, ffi::RemainingRets result
   if (!activation) return invalid("no activation is called '" + std::string(activation_name) + "'");
   constexpr size_t kDims = 3;
   if (sizes(*lhs).size() != kDims || sizes(**out).size() != kDims) return invalid("lhs or out has not 3 dimensions");
-  if (bits != 4 && bits != 8) return invalid("bits=" + std::to_string(bits));
+  if (bits != 4 && bits != 8) return invalid("codes have 4 or 8 bits, not " + std::to_string(bits));
   if (group_size < 1 || group_size > INT32_MAX) return invalid("group_size=" + std::to_string(group_size));
 
   GemmArgs& args = call.args;
