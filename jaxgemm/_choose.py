@@ -144,28 +144,31 @@ def tuning_key(request: Request, problem: _core.Problem) -> Key | None:
     return _tuning.key_of(problem, (request.lhs.dtype.name, request.rhs.dtype.name, request.out.dtype.name), precision)
 
 
-def _why_not(name: str, problem: _core.Problem, request: Request) -> str:
+def why_not(name: str, problem: _core.Problem, symbolic: bool) -> str:
+    """Why a kernel cannot run a problem, "" if it can; ``symbolic``: some sizes are known at run time only."""
     sentence = _core.why_not(name, problem)
-    if not sentence and request.symbolic and _core.workspace_bytes(name, problem):
+    if not sentence and symbolic and _core.workspace_bytes(name, problem):
         return "needs a workspace, whose size symbolic dimensions do not give"
     return sentence
 
 
 def able_kernels(request: Request, problem: _core.Problem) -> list[str]:
     """Full names of the kernels that can run a request, in ladder order."""
-    return [info.name for info in kernels() if not _why_not(info.name, problem, request)]
+    return [info.name for info in kernels() if not why_not(info.name, problem, request.symbolic)]
 
 
-def check_name(kernel: str | None) -> None:
-    """Raises ValueError unless ``kernel`` is None or names a kernel or a family of this build."""
+def check_name(kernel: str | None, infos: Sequence[_core.KernelInfo] | None = None, purpose: str = "") -> None:
+    """Raises ValueError unless ``kernel`` is None or names one of ``infos`` (:func:`kernels`) or a family of theirs;
+    ``purpose`` says in the message what they are for.
+    """
     if kernel is None:
         return
-    infos = kernels()
+    infos = kernels() if infos is None else infos
     known = list(dict.fromkeys(info.family for info in infos)) + [info.name for info in infos]
     if not isinstance(kernel, str) or kernel not in known:
         near = difflib.get_close_matches(str(kernel), known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"kernel={kernel!r} is none of this build's kernels: {', '.join(known)}.{hint}")
+        raise ValueError(f"kernel={kernel!r} is none of this build's kernels{purpose}: {', '.join(known)}.{hint}")
 
 
 def preference(problem: _core.Problem) -> Callable[[str], tuple[int, float, int]]:
@@ -229,7 +232,7 @@ def choose(request: Request, kernel: str | None, sm: int) -> Choice:
             raise ValueError(f"kernel={kernel!r} cannot run this: {no_problem}. Leave kernel=None for XLA's own dot.")
         return Choice(None, no_problem)
     problem = native_problem(request, sm)
-    verdicts = {info.name: _why_not(info.name, problem, request) for info in kernels()}
+    verdicts = {info.name: why_not(info.name, problem, request.symbolic) for info in kernels()}
     able = [name for name, sentence in verdicts.items() if not sentence]
     name = kernel if kernel in verdicts else _core.select(problem, kernel or "")
     if kernel is None and able and name not in able:  # select() does not know what symbolic dimensions forbid
@@ -292,7 +295,7 @@ def explain_request(request: Request, kernel: str | None, sm: int) -> Explanatio
         text = f"{request.lhs.dtype.name}{list(request.lhs.shape)} x {request.rhs.dtype.name}{list(request.rhs.shape)}"
         return Explanation(None, no_problem, text, {info.name: no_problem for info in kernels()})
     problem = native_problem(request, sm)
-    candidates = {info.name: _why_not(info.name, problem, request) for info in kernels()}
+    candidates = {info.name: why_not(info.name, problem, request.symbolic) for info in kernels()}
     able = sorted((name for name, why in candidates.items() if not why), key=preference(problem))
     costs = {name: _core.estimated_cost(name, problem) for name in able}
     return Explanation(

@@ -34,11 +34,8 @@ def request_of(equation: Any) -> tuple[MixedRequest, str | None] | None:
     """(request, named kernel) of a jaxpr equation that binds the primitive, else None."""
     if equation.primitive is not mixed_gemm_p or equation.params["form"].transposed:
         return None
-    form = equation.params["form"]
-    x, packed, scales, *rest = (v.aval for v in equation.invars)
-    zeros = rest.pop(0) if form.has_zeros else None
-    has_bias = len(rest) > form.has_alpha
-    return MixedRequest(x, packed, scales, zeros, form, has_bias), equation.params["kernel"]
+    request = MixedRequest.of([v.aval for v in equation.invars], equation.params["form"])
+    return request, equation.params["kernel"]
 
 
 mixed_gemm_p.def_abstract_eval(mixed_aval)

@@ -1,13 +1,12 @@
 """Which kernel multiplies by quantised weights, and why not the others."""
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from jaxgemm import _compat
-from jaxgemm._choose import BY_MODEL, NO_SPLIT, NOMINAL_SIZE, Choice, Explanation, relative
+from jaxgemm._choose import BY_MODEL, NO_SPLIT, NOMINAL_SIZE, Choice, Explanation, check_name, relative, why_not
 from jaxgemm._mixed_local import Form
 from jaxgemm._native import _core
 
@@ -26,21 +25,7 @@ def mixed_kernels() -> list[_core.KernelInfo]:
 
 def check_mixed_name(kernel: str | None) -> None:
     """Raises ValueError unless ``kernel`` is None or names a kernel or a family for quantised weights."""
-    if kernel is None:
-        return
-    infos = mixed_kernels()
-    known = list(dict.fromkeys(info.family for info in infos)) + [info.name for info in infos]
-    if not isinstance(kernel, str) or kernel not in known:
-        near = difflib.get_close_matches(str(kernel), known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"kernel={kernel!r} is none of this build's kernels for quantised weights: {', '.join(known)}.{hint}"
-        )
-
-
-def zeros_name(dtype: Any | None) -> str:
-    """What kernels call zero points of a dtype."""
-    return "middle" if dtype is None else "integer" if dtype.name == "uint8" else "float"
+    check_name(kernel, mixed_kernels(), " for quantised weights")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +38,20 @@ class MixedRequest:
     zeros: Any
     form: Form
     has_bias: bool
+
+    @classmethod
+    def of(cls, operands: Sequence[Any], form: Form) -> "MixedRequest":
+        """From what the primitive is bound to."""
+        x, packed, scales, *rest = operands
+        zeros = rest.pop(0) if form.has_zeros else None
+        return cls(x, packed, scales, zeros, form, has_bias=len(rest) > form.has_alpha)
+
+    @property
+    def zeros_name(self) -> str:
+        """What kernels call the zero points."""
+        if self.zeros is None:
+            return "middle"
+        return "integer" if self.zeros.dtype.name == "uint8" else "float"
 
     @property
     def symbolic(self) -> bool:
@@ -82,21 +81,14 @@ class MixedRequest:
             bits=form.bits,
             group_size=form.group_size,
             scale_dtype=self.scales.dtype.name,
-            zeros=zeros_name(None if self.zeros is None else self.zeros.dtype),
+            zeros=self.zeros_name,
             sm=sm,
             split=NO_SPLIT if self.symbolic else BY_MODEL,
         )
 
     def verdicts(self, problem: _core.Problem) -> dict[str, str]:
         """Of each kernel "" if it can run the product, else why not."""
-
-        def why_not(name: str) -> str:
-            sentence = _core.why_not(name, problem)
-            if not sentence and self.symbolic and _core.workspace_bytes(name, problem):
-                return "needs a workspace, whose size symbolic dimensions do not give"
-            return sentence
-
-        return {info.name: why_not(info.name) for info in mixed_kernels()}
+        return {info.name: why_not(info.name, problem, self.symbolic) for info in mixed_kernels()}
 
 
 def choose_mixed(request: MixedRequest, kernel: str | None, sm: int) -> Choice:
@@ -123,7 +115,7 @@ def choose_mixed(request: MixedRequest, kernel: str | None, sm: int) -> Choice:
             name = min(of_family, key=lambda other: _core.estimated_cost(other, problem), default="") if name else ""
     if not name:
         if kernel is None:
-            return Choice(None, f"no kernel is expected to be faster for {problem}: {DEQUANTISED}")
+            return Choice(None, f"no kernel takes {problem}: {DEQUANTISED}")
         asked = (sentence for other, sentence in verdicts.items() if kernel in (other, other.partition(":")[0]))
         can = f"kernels that can: {', '.join(able)}" if able else f"no kernel can; with kernel=None {DEQUANTISED}"
         raise ValueError(f"kernel={kernel!r} cannot run {problem}: it {next(asked)}; {can}.")

@@ -7,19 +7,18 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jaxgemm._mixed_choose import MixedRequest, choose_mixed, zeros_name
+from jaxgemm._mixed_choose import MixedRequest, choose_mixed
 from jaxgemm._mixed_local import Form, composed, local_mixed_gemm_p
 from jaxgemm._native import MIXED_TARGET
 from jaxgemm._target import target_sm
 
 
 def _call(*operands: Any, form: Form, kernel: str | None) -> Any:
-    x, packed, scales, *rest = operands
-    zeros = rest.pop(0) if form.has_zeros else None
-    request = MixedRequest(x, packed, scales, zeros, form, has_bias=len(rest) > form.has_alpha)
+    request = MixedRequest.of(operands, form)
     choice = choose_mixed(request, kernel, target_sm())
     if choice.kernel is None:
         return composed(*operands, form=form)
+    x, packed, scales, *rest = operands  # rest: zeros, alpha and bias, of which only zeros has batch dimensions
     nb = packed.ndim - 3
     batch = math.prod(packed.shape[:nb])
     rows = x.shape[nb:-1]
@@ -35,15 +34,15 @@ def _call(*operands: Any, form: Form, kernel: str | None) -> Any:
         lhs,
         matrices(packed, 3),
         matrices(scales, 2),
-        *([] if zeros is None else [matrices(zeros, 2)]),
-        *rest,
+        *(matrices(zeros, 2) for zeros in rest[: form.has_zeros]),
+        *rest[form.has_zeros :],
         kernel=choice.kernel,
         activation=form.activation,
         has_alpha=form.has_alpha,
         split=np.array(choice.split, np.int64),
         bits=np.int64(form.bits),
         group_size=np.int64(form.group_size),
-        zeros=zeros_name(None if zeros is None else zeros.dtype),
+        zeros=request.zeros_name,
     )
     return out.reshape(*x.shape[:-1], form.n)
 
