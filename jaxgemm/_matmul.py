@@ -141,19 +141,11 @@ def _matmul_quantized(
     shapes = matmul_shapes(lhs.shape, rhs.shape)
     alpha = None if alpha is None else _checked_alpha(alpha, out_dtype)
     bias = None if bias is None else _checked_bias(bias, shapes.out_shape, out_dtype)
-    if rhs.permutation is not None:
-        lhs = jnp.take(lhs, rhs.permutation, axis=-1) if rhs.ndim == 2 else lhs
-    batch = rhs.shape[:-2]
-    if batch:  # one matrix to each leading index, as far as lhs has no more of those
-        leading = jnp.broadcast_shapes(lhs.shape[:-2], batch)
-        if leading != batch or rhs.permutation is not None:
-            dense = rhs.dequantize(lhs.dtype)
-            return matmul(
-                lhs, dense, alpha=alpha, bias=bias, activation=None if activation == NO_ACTIVATION else activation,
-                preferred_element_type=preferred, kernel=kernel,
-            )  # fmt: skip
-        one_row = lhs.ndim == 1
-        lhs = jnp.broadcast_to(lhs[None] if one_row else lhs, (*batch, *(lhs[None] if one_row else lhs).shape[-2:]))
+    x, rhs, permutation = _in_batches(lhs, rhs)
+
+    def multiply(*epilogue: jax.Array, form: Form) -> jax.Array:
+        return _permuted(mixed(x, rhs, *epilogue, form=form, kernel=kernel), permutation).reshape(shapes.out_shape)
+
     row_bias = bias is None or bias.shape == (rhs.n,)
     fused = accumulator_dtype(out_dtype) == np.float32 and row_bias
     form = Form(
@@ -161,11 +153,31 @@ def _matmul_quantized(
         activation if fused else NO_ACTIVATION, np.dtype(out_dtype if fused else np.float32),
     )  # fmt: skip
     if not fused:
-        accumulator = mixed(lhs, rhs, form=form, kernel=kernel).reshape(shapes.out_shape)
-        return apply_epilogue(accumulator, alpha, bias, activation).astype(out_dtype)
+        return apply_epilogue(multiply(form=form), alpha, bias, activation).astype(out_dtype)
     vector = bias if bias is None or str(bias.dtype) in BIAS_DTYPES else bias.astype(np.float32)
-    epilogue = [x for x in (alpha, vector) if x is not None]
-    return mixed(lhs, rhs, *epilogue, form=form, kernel=kernel).reshape(shapes.out_shape)
+    return multiply(*(value for value in (alpha, vector) if value is not None), form=form)
+
+
+def _in_batches(lhs: jax.Array, rhs: QuantizedMatrix) -> tuple[jax.Array, QuantizedMatrix, tuple[int, ...]]:
+    """The operands of one product, x (batch..., tokens..., K) in the order of the groups and the weights of those batch
+    dimensions, and the order in which the result's dimensions are to be put. Leading dimensions that the weights lack,
+    or have one of for many of lhs, are tokens.
+    """
+    rows = lhs[None] if lhs.ndim == 1 else lhs
+    batch = rhs.shape[:-2]
+    leading = jnp.broadcast_shapes(rows.shape[:-2], batch)
+    offset = len(leading) - len(batch)
+    shared = [i for i, size in enumerate(batch) if size == 1 and leading[offset + i] != 1]
+    own = [offset + i for i in range(len(batch)) if i not in shared]
+    order = (*own, *(i for i in range(len(leading) + 2) if i not in own))
+    weights = jax.tree.map(lambda leaf: lax.squeeze(leaf, shared), rhs)
+    x = _permuted(jnp.broadcast_to(rows, (*leading, *rows.shape[-2:])), order)
+    if weights.permutation is not None:
+        gather = functools.partial(jnp.take, axis=-1)
+        for _ in own:
+            gather = jax.vmap(gather)
+        x = gather(x, weights.permutation)
+    return x, weights, tuple(order.index(i) for i in range(len(order)))
 
 
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -34,17 +35,27 @@ def close(got: Any, wanted: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-4), got, wanted)
 
 
+SHAPES = [((), ()), ((7,), ()), ((2, 3, 7), ()), *((lhs, (3,)) for lhs in [(7,), (3, 7), (1, 7), (5, 3, 7), ()])]
+SHAPES += [((5, 7), (1,)), ((4, 3, 5, 7), (4, 1, 5)), ((2, 4, 3, 1, 7), (1, 3, 5)), ((3, 7), (2, 1))]
+"""Of lhs but for K, and of the weights but for K and N."""
+
+
+@pytest.mark.parametrize("permuted", [False, True], ids=["", "permuted"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("lhs", "batch"),
-    [((), ()), ((7,), ()), ((2, 3, 7), ()), *((lhs, (3,)) for lhs in [(7,), (3, 7), (1, 7), (5, 3, 7), ()])],
-)
-def test_shapes(kind: str, lhs: tuple[int, ...], batch: tuple[int, ...], rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("lhs", "batch"), SHAPES)
+def test_shapes(
+    kind: str, permuted: bool, lhs: tuple[int, ...], batch: tuple[int, ...], rng: np.random.Generator
+) -> None:
     matrix, x = weights(rng, *batch, **KINDS[kind]), x_of(rng, *lhs)
+    if permuted:
+        orders = rng.permuted(np.broadcast_to(np.arange(K), (*batch, K)), axis=-1)
+        matrix = dataclasses.replace(matrix, permutation=jnp.asarray(orders, jnp.int32))
     wanted = jnp.matmul(x, matrix.dequantize(), precision="highest")
     got = jax.jit(jaxgemm.matmul)(x, matrix)
     assert got.shape == wanted.shape
     close(got, wanted)
+    bias = jnp.asarray(rng.standard_normal(wanted.shape), jnp.float32)
+    close(jaxgemm.matmul(x, matrix, bias=bias), wanted + bias)
 
 
 def loss(x: Any, scales: Any, zeros: Any, bias: Any, alpha: Any, matrix: Any, product: Any) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from typing import Any
@@ -236,6 +237,28 @@ def test_one_call_for_experts(monkeypatch: pytest.MonkeyPatch) -> None:
         text = cuda_text(function, x, shapes_of(experts))
         assert text.count(f"custom_call @{MIXED_TARGET}(") == 1
         assert "dot_general" not in text
+
+
+LEADING = [
+    ((1, 24), (3,)), ((5, 1, 24), (3,)), ((5, 3, 24), (3,)), ((5, 24), (1,)), ((4, 3, 7, 24), (4, 1, 7)), ((), (3,)),
+]  # fmt: skip
+"""Of lhs but for K, and of the weights but for K and N."""
+
+
+@pytest.mark.parametrize("permuted", [False, True], ids=["", "permuted"])
+@pytest.mark.parametrize(("rows", "batch"), LEADING)
+def test_one_call_for_leading_dimensions(
+    rows: tuple[int, ...], batch: tuple[int, ...], permuted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a named kernel too: nothing is dequantised."""
+    on_hopper(monkeypatch)
+    matrix = Weights.random(np.random.default_rng(0), (*batch, K, N), 128, "integer", "bfloat16").matrix()
+    if permuted:
+        matrix = dataclasses.replace(matrix, permutation=jnp.broadcast_to(jnp.arange(K), (*batch, K)))
+    function = functools.partial(jaxgemm.matmul, kernel="int4_mma")
+    text = cuda_text(function, struct((*rows, K), jnp.bfloat16), shapes_of(matrix))
+    assert text.count(f"custom_call @{MIXED_TARGET}(") == 1
+    assert "dot_general" not in text
 
 
 def test_what_is_dequantised_calls_no_kernel() -> None:

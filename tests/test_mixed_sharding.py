@@ -325,6 +325,14 @@ def test_dequantize_with_explicit_axes(spec: P, rng: np.random.Generator) -> Non
         placed = place(mesh, permuted, spec)
         assert_same(np.asarray(placed.dequantize()), np.asarray(permuted.dequantize()))
         assert_same(np.asarray(jax.jit(jaxgemm.matmul)(put(mesh, x, P(None, None)), placed)), np.asarray(wanted))
+    experts = weights(rng, 2)
+    orders = rng.permuted(np.broadcast_to(np.arange(K), (2, K)), axis=-1)
+    experts = dataclasses.replace(experts, permutation=jnp.asarray(orders, jnp.int32))
+    x = integers(rng, (3, 2, M, K))
+    wanted = jnp.matmul(x, experts.dequantize(), precision="highest")
+    with jax.set_mesh(mesh):
+        operands = put(mesh, x, P()), place(mesh, experts, P(None, *spec))
+        assert_same(np.asarray(jax.jit(jaxgemm.matmul)(*operands)), np.asarray(wanted))
 
 
 def test_explicit_shardings_that_cannot_be(rng: np.random.Generator) -> None:
