@@ -87,6 +87,7 @@ struct Codes {
   DType scale_dtype = DType::kBF16;
   Zeros zeros = Zeros::kMiddle;
   bool operator==(const Codes&) const = default;
+  int64_t groups(int64_t K) const { return (K + group_size - 1) / group_size; }
 };
 inline constexpr int kPackedTileK = 64, kPackedTileN = 16;
 inline constexpr int kMostZero = 127;  // integers beyond it count as it

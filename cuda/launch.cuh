@@ -7,8 +7,11 @@
 #include <cuda_runtime.h>
 
 #include <array>
+#include <map>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "gemm.h"
 
@@ -99,6 +102,8 @@ constexpr KernelInfo describe() {
       std::is_empty_v<typename Config::SharedStorage> ? 0 : sizeof(typename Config::SharedStorage);
   static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024);
   static_assert(smem_bytes <= kMaxSmemBytes, "more shared memory than any GPU gives one CTA");
+  constexpr int multiprocessor_bytes = 228 * 1024, reserved_bytes = 1024;  // of a GPU that has the most; for each CTA
+  static_assert(resident_ctas * (smem_bytes + reserved_bytes) <= multiprocessor_bytes, "kCtas do not fit");
   return {.family = Config::kFamily,
           .config = kFullName<Config>.view().substr(Config::kFamily.size() + 1),
           .full_name = kFullName<Config>.view(),
@@ -124,19 +129,23 @@ constexpr KernelInfo describe() {
 
 inline int64_t no_workspace(const Problem&) { return 0; }
 
+// Lets the kernel have that much dynamic shared memory. Returns "" or CUDA's own words for what failed.
+template <class... Params>
+std::string allow_shared_memory(void (*kernel)(Params...), int smem_bytes) {
+  constexpr int kDefaultSmemBytes = 48 * 1024;  // more must be asked for, CUDA C++ programming guide, "Shared memory"
+  if (smem_bytes <= kDefaultSmemBytes) return {};
+  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (status == cudaSuccess) return {};
+  (void)cudaGetLastError();  // the error is reported here: it must not be found again by the next caller
+  return std::string("cudaFuncSetAttribute: ") + cudaGetErrorString(status);
+}
+
 // Enqueues kernel<<<ctas, threads, smem_bytes, stream>>>(args...) in clusters of cluster_ctas and returns "" or CUDA's
 // own words for what failed.
 template <class... Params, class... Args>
 std::string launch_clusters(int cluster_ctas, void (*kernel)(Params...), int64_t ctas, int threads, int smem_bytes,
                             void* stream, const Args&... args) {
-  constexpr int kDefaultSmemBytes = 48 * 1024;  // more must be asked for, CUDA C++ programming guide, "Shared memory"
-  if (smem_bytes > kDefaultSmemBytes) {
-    if (cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-        status != cudaSuccess) {
-      (void)cudaGetLastError();  // the error is reported here: it must not be found again by the next caller
-      return std::string("cudaFuncSetAttribute: ") + cudaGetErrorString(status);
-    }
-  }
+  if (std::string error = allow_shared_memory(kernel, smem_bytes); !error.empty()) return error;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(ctas));
   config.blockDim = dim3(static_cast<unsigned>(threads));
@@ -161,6 +170,41 @@ template <class... Params, class... Args>
 std::string launch_kernel(void (*kernel)(Params...), int64_t ctas, int threads, int smem_bytes, void* stream,
                           const Args&... args) {
   return launch_clusters(1, kernel, ctas, threads, smem_bytes, stream, args...);
+}
+
+// How many clusters of the kernel run at the same time on the current device: CUDA is asked once for each kernel,
+// device and size of a cluster, as that takes longer than a launch. Returns "" or CUDA's own words for what failed.
+template <class... Params>
+std::string resident_clusters(int64_t& count, int cluster_ctas, void (*kernel)(Params...), int threads,
+                              int smem_bytes) {
+  static std::mutex mutex;
+  static std::map<std::tuple<const void*, int, int>, int> known;
+  int device = 0, value = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  const std::tuple key = {reinterpret_cast<const void*>(kernel), device, cluster_ctas};
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(key); status == cudaSuccess && found != known.end()) {
+    count = found->second;
+    return {};
+  }
+  if (std::string error = allow_shared_memory(kernel, smem_bytes); !error.empty()) return error;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(cluster_ctas));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(smem_bytes);
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(cluster_ctas), 1, 1};
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&value, kernel, &config);
+  if (status != cudaSuccess) {
+    (void)cudaGetLastError();
+    return std::string("cudaOccupancyMaxActiveClusters: ") + cudaGetErrorString(status);
+  }
+  known[key] = value;
+  count = value;
+  return {};
 }
 
 // How many multiprocessors the current device has. Returns "" or CUDA's own words for what failed.

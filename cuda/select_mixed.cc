@@ -4,12 +4,13 @@
 //   k-tiles of the multiprocessor with the most CTAs, each at least its latency: making numbers of codes takes the same
 //     for any number of tokens, multiplying them takes more for more;
 //   or reading the weights from DRAM, and tokens from L2 for each column of tiles, if that takes longer;
-//   CTAs, of those that one multiprocessor has after another: filling the pipeline and writing the sums;
+//   CTAs, of those that one multiprocessor has after another, or for CTAs that stay tiles: filling the pipeline and
+//     writing the sums;
 //   where K is split, adding up: within a cluster, or with a second kernel and the traffic of partial sums.
 // The constants were fitted to measurements of both families on an H200, group 128 and bfloat16, of the benchmarks'
-// seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json): it meets those that take at most twice as long
-// as the best (int4_mma: 1.6 times) within 6 % (int4_wgmma) and 7 % (int4_mma), root mean square. Its choices take 2.2
-// % longer than the best on average, and at most 14 % (32 tokens, 8192 x 28672).
+// seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json), so that the choices are good: they take 1.6 %
+// longer than the best on average, and at most 19 % (64 tokens, 10240 x 8192). Times up to twice the best
+// (int4_mma: 1.6 times) are met within 9 %, root mean square.
 #include "select_mixed.h"
 
 #include <algorithm>
@@ -20,50 +21,104 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How many CTAs in clusters of so many run at the same time, one to a multiprocessor: what
-// cudaOccupancyMaxActiveClusters says of an H200, whose clusters have to fit its GPCs.
-int64_t ctas_at_once(int64_t cluster, int64_t sms) {
-  constexpr int64_t kUsable[kMostMixedClusterSplits] = {132, 132, 117, 120, 110, 102, 105, 120}, kOf = 132;
-  return std::max<int64_t>(1, kUsable[cluster - 1] * sms / kOf);
+// What cudaOccupancyMaxActiveClusters says of an H200, by CTAs to a multiprocessor, and CTAs of a cluster, which has to
+// fit a GPC.
+int64_t clusters_of(int ctas, int64_t splits, int64_t sms) {
+  constexpr int kMostCtas = 4, kOf = 132;
+  constexpr int64_t kClusters[kMostCtas][kMostMixedClusterSplits] = {{132, 66, 39, 30, 22, 17, 15, 15},
+                                                                     {264, 132, 79, 62, 47, 39, 32, 30},
+                                                                     {396, 198, 124, 92, 69, 62, 47, 45},
+                                                                     {528, 264, 163, 124, 94, 79, 69, 62}};
+  return std::max<int64_t>(
+      1, kClusters[std::min(ctas, kMostCtas) - 1][std::min<int64_t>(splits, kMostMixedClusterSplits) - 1] * sms / kOf);
 }
 
 struct Rates {
   double weight_us, token_us;          // of a multiprocessor: of a weight, and of its product with a token
   double latency_us, latency_of_work;  // of a k-tile: a constant, and how much of its work
   double dram_bytes_per_us, l2_bytes_per_us;
-  double launch_us, cta_us, cta_element_us;
-  double split_us, partial_element_us;  // where K is split; and of partial sums in memory
+  double launch_us, cta_us;
+  // Where K is split: of each CTA that shares it, and of an element of partial sums; and of one that waits in memory.
+  double split_us, split_cta_us, partial_element_us, parked_element_us;
 };
-constexpr Rates kMma = {0.0, 1.19e-6, 0.750, 0.316, 4.62e6, 4.62e6, 3.11, 0.897, 0.0, 1.85, 1.68e-6},
-                kWgmma = {1.40e-5, 2.27e-7, 0.0848, 0.891, 3.45e6, 8.49e6, 2.33, 2.54, 1.52e-4, 0.0, 0.0};
+constexpr Rates kMma = {0.0, 1.20e-6, 0.560, 0.518, 4.84e7, 4.90e6, 3.17, 1.03, 2.12, 0.0, 7.25e-7, 0.0},
+                kWgmma = {1.25e-5, 2.38e-7, 0.0969, 0.862, 5.66e6, 9.37e6, 1.84, 1.32, 1.02, 0.169, 1.08e-4, 1.50e-4};
 
-double cost_us(const KernelInfo& info, const Problem& p, int64_t splits) {
-  const Rates& rates = info.tma ? kWgmma : kMma;
-  const Tile& tile = info.cta_tile;
-  const int64_t sms = planned_multiprocessors(p.sm), rows = ceil_div(p.M, tile.m), columns = ceil_div(p.N, tile.n);
-  const int64_t ctas = rows * columns * p.batch * splits, resident = info.resident_ctas;
-  if (ctas == 0) return 0.0;
-  const int64_t share = ceil_div(ctas, info.tma ? ctas_at_once(splits, sms) : sms);
-  const double elements = static_cast<double>(tile.m) * tile.n;
-  const double work = static_cast<double>(tile.n) * tile.k * (rates.weight_us + rates.token_us * tile.m);
-  const auto k_tile_us = [&](int64_t side_by_side) {
+// What is the same for both families.
+struct Costs {
+  const Rates& rates;
+  const KernelInfo& info;
+  const Problem& p;
+  int64_t rows = ceil_div(p.M, info.cta_tile.m), columns = ceil_div(p.N, info.cta_tile.n),
+          tiles = rows * columns * p.batch, k_tiles = ceil_div(p.K, info.cta_tile.k),
+          elements = info.cta_tile.m * info.cta_tile.n;
+
+  // Of a k-tile of each of so many CTAs of a multiprocessor.
+  double k_tile_us(int64_t side_by_side) const {
     if (side_by_side == 0) return 0.0;
+    const double work =
+        static_cast<double>(info.cta_tile.n) * info.cta_tile.k * (rates.weight_us + rates.token_us * info.cta_tile.m);
     return std::max(static_cast<double>(side_by_side) * work, rates.latency_us + rates.latency_of_work * work);
-  };
-  const double k_tiles = static_cast<double>(ceil_div(ceil_div(p.K, tile.k), splits));
+  }
+
+  // Of computing, which takes so long without it, and memory, the longer one, more or less.
+  double with_memory(double compute_us) const {
+    const double batch = static_cast<double>(p.batch), M = static_cast<double>(p.M), N = static_cast<double>(p.N),
+                 K = static_cast<double>(p.K);
+    const double weights = batch * N * K * info.bits / 8, tokens = 2.0 * batch * M * K;
+    const double dram = (weights + tokens + 2.0 * batch * M * N) / rates.dram_bytes_per_us;
+    const double l2 =
+        (static_cast<double>(columns) * tokens + static_cast<double>(rows) * weights) / rates.l2_bytes_per_us;
+    const auto fourth = [](double x) { return x * x * x * x; };
+    return std::sqrt(std::sqrt(fourth(compute_us) + fourth(dram) + fourth(l2)));
+  }
+};
+
+// Of CTAs that share K without being a cluster.
+double mma_cost_us(const Costs& costs, int64_t splits) {
+  const Rates& rates = costs.rates;
+  const int64_t ctas = costs.tiles * splits, resident = costs.info.resident_ctas,
+                share = ceil_div(ctas, planned_multiprocessors(costs.p.sm));
   const double compute =
-      k_tiles * (static_cast<double>(share / resident) * k_tile_us(resident) + k_tile_us(share % resident));
-  const double batch = static_cast<double>(p.batch), M = static_cast<double>(p.M), N = static_cast<double>(p.N),
-               K = static_cast<double>(p.K);
-  const double weights = batch * N * K * info.bits / 8, token_bytes = 2.0 * batch * M * K;
-  const double dram = (weights + token_bytes + 2.0 * batch * M * N) / rates.dram_bytes_per_us;
-  const double l2 =
-      (static_cast<double>(columns) * token_bytes + static_cast<double>(rows) * weights) / rates.l2_bytes_per_us;
-  const auto fourth = [](double x) { return x * x * x * x; };
-  double cost = rates.launch_us + std::sqrt(std::sqrt(fourth(compute) + fourth(dram) + fourth(l2))) +
-                static_cast<double>(ceil_div(share, resident)) * (rates.cta_us + rates.cta_element_us * elements);
+      static_cast<double>(ceil_div(costs.k_tiles, splits)) *
+      (static_cast<double>(share / resident) * costs.k_tile_us(resident) + costs.k_tile_us(share % resident));
+  const double elements = static_cast<double>(costs.elements);
+  double cost =
+      rates.launch_us + costs.with_memory(compute) + static_cast<double>(ceil_div(share, resident)) * rates.cta_us;
   if (splits > 1) cost += rates.split_us + rates.partial_element_us * elements * static_cast<double>(ctas);
   return cost;
+}
+
+// Of clusters that stay (tile/cluster_share.cuh).
+double wgmma_cost_us(const Costs& costs, int64_t splits) {
+  const Rates& rates = costs.rates;
+  const int64_t sms = planned_multiprocessors(costs.p.sm),
+                clusters = std::min(costs.tiles, mixed_clusters(costs.info, splits, sms)),
+                rounds = costs.tiles / clusters, rest = costs.tiles % clusters;
+  // Clusters spread over the multiprocessors, as far as they fit.
+  const auto side_by_side = [&](int64_t some) {
+    if (some == 0) return 0;
+    int ctas = 1;
+    while (ctas < costs.info.resident_ctas && some > clusters_of(ctas, splits, sms)) ++ctas;
+    return ctas;
+  };
+  const int64_t whole = ceil_div(rounds * costs.k_tiles, splits),
+                more = rest == 0 ? 0 : ceil_div((rounds + 1) * costs.k_tiles, splits) - whole;
+  const double compute = static_cast<double>(whole) * costs.k_tile_us(side_by_side(clusters)) +
+                         static_cast<double>(more) * costs.k_tile_us(side_by_side(rest));
+  double cost = rates.launch_us + costs.with_memory(compute) + rates.cta_us;
+  if (splits > 1) {
+    const double partial = static_cast<double>(costs.elements) * side_by_side(clusters);
+    cost += rates.split_us + rates.split_cta_us * static_cast<double>(splits) + rates.partial_element_us * partial;
+    if (costs.tiles > clusters) cost += rates.parked_element_us * partial;
+  }
+  return cost;
+}
+
+double cost_us(const KernelInfo& info, const Problem& p, int64_t splits) {
+  const Costs costs = {info.tma ? kWgmma : kMma, info, p};
+  if (costs.tiles == 0) return 0.0;
+  return info.tma ? wgmma_cost_us(costs, splits) : mma_cost_us(costs, splits);
 }
 
 struct Plan {
@@ -77,9 +132,13 @@ Plan plan(const KernelInfo& info, const Problem& p) {
   const Tile& tile = info.cta_tile;
   const int64_t tiles = ceil_div(p.M, tile.m) * ceil_div(p.N, tile.n) * p.batch;
   if (tiles == 0) return best;
-  // More CTAs than fit the GPU twice would only make more sums.
-  const int64_t fit = 2 * planned_multiprocessors(p.sm) * info.resident_ctas / tiles;
-  const int64_t most = std::min({ceil_div(p.K, tile.k), fit, info.tma ? int64_t{kMostMixedClusterSplits} : fit});
+  // More CTAs than fit the GPU twice would only make more sums; and where CTAs that stay have four tiles each, it
+  // matters little that some have one more.
+  const int64_t at_once = planned_multiprocessors(p.sm) * info.resident_ctas, useful = !info.tma ? 2 * at_once / tiles
+                                                                                       : tiles < 4 * at_once
+                                                                                           ? kMostMixedClusterSplits
+                                                                                           : 1;
+  const int64_t most = std::min(ceil_div(p.K, tile.k), useful);
   for (int64_t splits = 2; splits <= most; ++splits) {
     const double cost = cost_us(info, p, splits);
     if (cost < best.cost_us) best = {splits, cost};
@@ -88,6 +147,10 @@ Plan plan(const KernelInfo& info, const Problem& p) {
 }
 
 }  // namespace
+
+int64_t mixed_clusters(const KernelInfo& info, int64_t splits, int64_t sms) {
+  return clusters_of(info.resident_ctas, splits, sms);
+}
 
 KSplit mixed_k_split(const KernelInfo& info, const Problem& p) { return {0, plan(info, p).splits}; }
 

@@ -10,6 +10,7 @@ from jaxgemm._choose import Explanation, explain, kernels
 from jaxgemm._dot_general import dot_general
 from jaxgemm._lowering import CpuFallbackWarning
 from jaxgemm._matmul import einsum, matmul
+from jaxgemm._mixed_choose import mixed_kernels
 from jaxgemm._quant import QuantizedMatrix, quantize
 from jaxgemm._tuning import TuningWarning
 from jaxgemm._version import __version__
@@ -25,5 +26,6 @@ __all__ = [
     "explain",
     "kernels",
     "matmul",
+    "mixed_kernels",
     "quantize",
 ]

@@ -10,8 +10,9 @@ from jaxgemm._native import _core
 MMA_M, MMA_N, MMA_K = 16, 8, 16
 STEPS_OF_LDSM = 2  # along K, of tokens that one LDSM.4 loads
 TILE_K = _core.PACKED_TILE_K
-HALVES, STEPS_OF_HALF = 2, TILE_K // MMA_K  # of int4_wgmma's k-tile; a half is one group of wgmmas
-WARPGROUPS_THAT_MOVE_REGISTERS = 3  # two of consumers, and a whole one that produces
+PARTS_OF_BLOCK = 2  # int4_wgmma multiplies a k-tile in so many groups of wgmmas for each block of columns
+WARP_COLUMNS = 16  # of a block
+WORD_BYTES = 4  # of a lane's codes of a step
 WARPGROUP = 128
 
 
@@ -41,24 +42,30 @@ def int4_mma(instance: Any, expectation: Callable[..., Any], at_least: Callable[
 
 
 def int4_wgmma(instance: Any, expectation: Callable[..., Any], at_least: Callable[[int], Any]) -> Any:
-    """Conversion is between the two groups of wgmmas of a k-tile, of whose codes each is loaded at once."""
-    tokens = instance.info.cta_tile[0]
-    mma = HALVES * STEPS_OF_HALF
+    """Conversion is between the groups of wgmmas of a k-tile: each group's codes are loaded at once."""
+    tokens, _, rows = instance.info.cta_tile
+    blocks, steps = instance.info.warp_tile[1] // WARP_COLUMNS, rows // MMA_K
+    parts = PARTS_OF_BLOCK * blocks
     kind = ".BF16" if bfloat16(instance) else ""
+    # Warps, or a whole warpgroup that gives registers away, produce.
+    moves = instance.info.threads % WARPGROUP == 0
     return expectation(
         main_loop=("*MMA",),
         k_tile={
-            "*MMA": mma,
-            f"HGMMA.64x{tokens}x16.F32{kind}": mma,
-            "WARPGROUP.ARRIVE": HALVES,
-            "LDS.128": HALVES,
+            "*MMA": steps * blocks,
+            f"HGMMA.64x{tokens}x16.F32{kind}": steps * blocks,
+            "WARPGROUP.ARRIVE": parts,
+            f"LDS.{8 * WORD_BYTES * steps // parts}": parts * blocks,
+            "R2UR": 0,
             "BAR": 0,
             "STS": 0,
         },
         kernel={
-            "UTMALDG": at_least(4),  # codes, scales, and tokens in two boxes
-            "USETMAXREG": 2 if instance.info.threads == WARPGROUPS_THAT_MOVE_REGISTERS * WARPGROUP else 0,
-            "LD": at_least(1),  # of other CTAs' shared memory
+            "UTMALDG": at_least(2 + rows // TILE_K),  # codes, scales, and tokens in boxes
+            "USETMAXREG": 2 if moves else 0,
+            "LD": at_least(1),  # of other CTAs' shared memory, or of the workspace
+            "ST": at_least(1),
+            "STSM": at_least(1),
         },
         only_in_main_loops=("*MMA",),
     )
@@ -68,7 +75,7 @@ def instances_of(info: Any) -> int:
     """For each dtype of x, sizes of groups, and with zero points or without; float32 scales in one way."""
     dtypes = len({lhs for lhs, _, _ in info.dtypes})
     if info.tma:
-        sizes, zeros, more = 3, 2, 0
+        sizes, zeros, more = (3 if info.cta_tile[2] > TILE_K else 2), 2, 0
     else:
         sizes, zeros, more = (3 if info.group_multiple == TILE_K // 2 else 2), 2, 1
     return dtypes * (sizes * zeros + more)

@@ -54,6 +54,7 @@ struct Epilogue {
   Activation activation;
   unsigned first_phase;  // of out[0], see phase()
   bool quads_aligned;    // the phase of every column that is a multiple of 4 is 0
+  bool vectors_aligned;  // every eighth column of 16-bit elements lies at a multiple of 16 bytes, and N is such a one
 
   explicit Epilogue(const GemmArgs& args)
       : out(args.out),
@@ -66,7 +67,9 @@ struct Epilogue {
         activation(args.problem.activation),
         first_phase(static_cast<unsigned>(reinterpret_cast<uintptr_t>(out) /
                                           static_cast<uintptr_t>(size_bytes(out_dtype)) % 4)),
-        quads_aligned(ld % 4 == 0 && batch_stride % 4 == 0 && first_phase == 0) {}
+        quads_aligned(ld % 4 == 0 && batch_stride % 4 == 0 && first_phase == 0),
+        vectors_aligned(args.problem.N % 8 == 0 && ld % 8 == 0 && batch_stride % 8 == 0 &&
+                        reinterpret_cast<uintptr_t>(out) % 16 == 0) {}
 
   // How many elements out(batch, row, col) lies past an address where four elements can be stored at once.
   __device__ unsigned phase(int64_t batch, int64_t row, int64_t col) const {
@@ -146,7 +149,7 @@ struct Epilogue {
     }
   }
 
- private:
+  // As it is, at an index.
   __device__ void put(int64_t index, int32_t value) const { static_cast<int32_t*>(out)[index] = value; }
 
   __device__ void put(int64_t index, float value) const {
@@ -159,6 +162,7 @@ struct Epilogue {
     }
   }
 
+ private:
   template <class Accumulator>
   __device__ void put4(int64_t index, const Accumulator (&value)[4]) const {
     if constexpr (std::is_same_v<Accumulator, int32_t>) {

@@ -154,12 +154,13 @@ class OutWriter {
 
   template <int kRegisters>
   __device__ static void activate_all(float (&sums)[kRegisters], Activation activation) {
+    constexpr int kAtOnce = kRegisters < 16 ? kRegisters : 16;
     switch (activation) {
       case Activation::kNone: return;
       case Activation::kRelu: return activate_in_turns<kRegisters, Activation::kRelu>(sums);
-      case Activation::kSilu: return activate_in_turns<16, Activation::kSilu>(sums);
-      case Activation::kGeluTanh: return activate_in_turns<16, Activation::kGeluTanh>(sums);
-      case Activation::kGeluErf: return activate_in_turns<8, Activation::kGeluErf>(sums);
+      case Activation::kSilu: return activate_in_turns<kAtOnce, Activation::kSilu>(sums);
+      case Activation::kGeluTanh: return activate_in_turns<kAtOnce, Activation::kGeluTanh>(sums);
+      case Activation::kGeluErf: return activate_in_turns<kAtOnce / 2, Activation::kGeluErf>(sums);
     }
   }
 

@@ -64,6 +64,7 @@ struct TileConfig {
 struct Config8x16 : TileConfig<8, 1, 1, 8, 2, 3, 3> {};
 struct Config8x32x1024 : TileConfig<8, 2, 1, 8, 1, 3, 3> {};
 struct Config8x32x512 : TileConfig<8, 2, 1, 4, 1, 3, 7> {};
+struct Config8x32x2048 : TileConfig<8, 2, 1, 16, 1, 3, 1> {};
 struct Config16x32 : TileConfig<16, 2, 1, 8, 1, 3, 2> {};
 struct Config16x128 : TileConfig<16, 2, 4, 2, 1, 4, 2> {};
 struct Config32x128 : TileConfig<32, 2, 4, 2, 1, 4, 1, 64> {};
@@ -253,7 +254,7 @@ __global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGroup
       for (int i = 0; i < 4; ++i) {
         const int token = t * kMmaN + lane % 4 * 2 + i % 2;
         const int n = warp_n * Config::kWarpTile.n + r * kMmaM + lane / 4 + i / 2 * 8;
-        smem.sums[warp_k].rows[token][n] = sums[r][t][i];
+        smem.sums[warp_k].rows[token][n] = sums[r][t][i] * CodePairs<T>::kFactor;
       }
     }
   }
@@ -341,4 +342,4 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace jaxgemm
 
 JAXGEMM_FAMILY(int4_mma, &kKernel<Config8x16>, &kKernel<Config8x32x1024>, &kKernel<Config8x32x512>,
-               &kKernel<Config16x32>, &kKernel<Config16x128>, &kKernel<Config32x128>)
+               &kKernel<Config8x32x2048>, &kKernel<Config16x32>, &kKernel<Config16x128>, &kKernel<Config32x128>)

@@ -9,31 +9,44 @@
 
 namespace jaxgemm::sm90 {
 
+// Where a walk round the ring of stages is.
+struct CodesRing {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance(int stages) {
+    stage = stage + 1 == stages ? 0 : stage + 1;
+    parity ^= stage == 0 ? 1u : 0u;
+  }
+};
+
 // kSegments: groups that a k-tile has, whose scales are then different.
 template <class Config, class T, bool kZeros, int kSegments>
 struct CodesMainloop {
-  static constexpr int kTokens = Config::kCtaTile.m, kHalves = Config::kHalves, kRegisters = kTokens / 2;
+  static constexpr int kTokens = Config::kCtaTile.m, kRegisters = kTokens / 2, kBlocks = Config::kBlocks;
+  // A k-tile is multiplied in parts: while the tensor cores work on one, the fragments of the next are made.
+  static constexpr int kParts = Config::kParts, kSteps = Config::kHalves * kPackedSteps / kParts;
   // Sums of a group's products are scaled, if there are so few tokens that this is less work than to scale the weights,
   // which are then rounded once more.
   static constexpr bool kScalesSums = Config::kScalesSums && kSegments == 1;
   using Stage = typename Config::Stage;
-  using Sums = float[kRegisters];
-  using Fragments = uint32_t[kPackedSteps][4];
+  using Sums = float[kBlocks][kRegisters];
+  using Fragments = uint32_t[kBlocks * kSteps][4];
 
-  // Of the two columns of this lane, for each group of half a k-tile, which for the second half may be those of the
-  // first: scales, as they are for the sums, else as pairs of T for the weights; and zero points.
-  static constexpr int kOfHalf = kSegments < kHalves ? 1 : kSegments / kHalves;
+  // Of the two columns of this lane in each block, for each group of a part, which for the next parts may be the same:
+  // scales, as they are for the sums, else as pairs of T for the weights; and zero points.
+  static constexpr int kOfPart = kSegments < kParts ? 1 : kSegments / kParts;
   struct Parameters {
-    uint32_t scales[kOfHalf][2], zeros[kZeros ? kOfHalf : 1][2];
+    uint32_t scales[kBlocks][kOfPart][2], zeros[kZeros ? kBlocks : 1][kZeros ? kOfPart : 1][2];
   };
 
-  const int column;  // of the lane in the CTA tile
+  const int column;  // of the lane in the CTA tile, in the first block
   const int tile;    // of 16 columns, of the warp
   const DType scale_dtype;
 
   __device__ explicit CodesMainloop(int warpgroup, DType scale_dtype)
-      : column(warpgroup * ptx::kWgmmaM + ptx::accumulator_element(thread(), 0).row),
-        tile(warpgroup * (ptx::kWgmmaM / kPackedTileN) + thread() / 32),
+      : column(warpgroup * kBlocks * ptx::kWgmmaM + ptx::accumulator_element(thread(), 0).row),
+        tile(warpgroup * kBlocks * kTilesOfBlock + thread() / 32),
         scale_dtype(scale_dtype) {}
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % ptx::kWarpgroupThreads; }
@@ -50,123 +63,160 @@ struct CodesMainloop {
     return ptx::pack<T>(scale, scale);
   }
 
-  __device__ void load(Parameters& parameters, const Stage& stage, int half) const {
+  __device__ void load(Parameters& parameters, const Stage& stage, int part) const {
 #pragma unroll
-    for (int part = 0; part < kOfHalf; ++part) {
-      const int segment = kSegments < kHalves ? 0 : half * kOfHalf + part;
+    for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = column + i * ColumnGroups<Grouping::kScales16>::kDistance;
-        const uint32_t bits = stage.scales[segment][at];
-        parameters.scales[part][i] = kScalesSums ? bits : to_pair(bits);
-        if constexpr (kZeros) {
-          const uint32_t zero = stage.zeros[segment][at];
-          parameters.zeros[part][i] = zero < kMostZero ? zero : kMostZero;
+      for (int group = 0; group < kOfPart; ++group) {
+        const int segment = kSegments < kParts ? part * kSegments / kParts : part * kOfPart + group;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = column + block * ptx::kWgmmaM + i * ColumnGroups<Grouping::kScales16>::kDistance;
+          const uint32_t bits = stage.scales[segment][at];
+          parameters.scales[block][group][i] = kScalesSums ? bits : to_pair(bits);
+          if constexpr (kZeros) {
+            const uint32_t zero = stage.zeros[segment][at];
+            parameters.zeros[block][group][i] = zero < kMostZero ? zero : kMostZero;
+          }
         }
       }
     }
   }
 
-  // A's fragments of half a k-tile.
-  __device__ void convert(Fragments& fragments, Parameters& parameters, const Stage& stage, int half) const {
-    const uint4 words = *reinterpret_cast<const uint4*>(stage.codes[tile] + half * kPackedTileBytes +
-                                                        thread() % 32 * static_cast<int>(sizeof(uint4)));
-    const uint32_t word[kPackedSteps] = {words.x, words.y, words.z, words.w};
-    if (half == 0 || kSegments >= kHalves) load(parameters, stage, half);
+  // A's fragments of a part of a k-tile.
+  __device__ void convert(Fragments& fragments, Parameters& parameters, const Stage& stage, int part) const {
+    struct alignas(kSteps * sizeof(uint32_t)) Words {
+      uint32_t of_step[kSteps];
+    };
+    static_assert(kPackedSteps % kSteps == 0);
+    const int first = part * kSteps;
+    Words words[kBlocks];
 #pragma unroll
-    for (int part = 0; part < kOfHalf; ++part) {
-      const auto zero = [&](int i) -> uint32_t { return kZeros ? parameters.zeros[part][i] : kMiddle; };
-      const CodePairs<T> pairs(zero(0), zero(1));
+    for (int block = 0; block < kBlocks; ++block) {
+      words[block] = *reinterpret_cast<const Words*>(
+          stage.codes[tile + block * kTilesOfBlock] + first / kPackedSteps * kPackedTileBytes +
+          thread() % 32 * static_cast<int>(sizeof(uint4)) + first % kPackedSteps * static_cast<int>(sizeof(uint32_t)));
+    }
+    if (part * kSegments % kParts == 0) load(parameters, stage, part);
 #pragma unroll
-      for (int j = part * (kPackedSteps / kOfHalf); j < (part + 1) * (kPackedSteps / kOfHalf); ++j) {
-        pairs.fragment(fragments[j], word[j]);
-        if constexpr (!kScalesSums) {
+    for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) fragments[j][i] = ptx::mul2<T>(fragments[j][i], parameters.scales[part][i % 2]);
+      for (int group = 0; group < kOfPart; ++group) {
+        const auto zero = [&](int i) -> uint32_t { return kZeros ? parameters.zeros[block][group][i] : kMiddle; };
+        const CodePairs<T> pairs(zero(0), zero(1));
+#pragma unroll
+        for (int j = group * (kSteps / kOfPart); j < (group + 1) * (kSteps / kOfPart); ++j) {
+          auto& fragment = fragments[block * kSteps + j];
+          pairs.fragment(fragment, words[block].of_step[j]);
+          if constexpr (!kScalesSums) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) fragment[i] = ptx::mul2<T>(fragment[i], parameters.scales[block][group][i % 2]);
+          }
         }
       }
     }
     ptx::pin_registers(fragments);  // else ptxas makes them later, and lets each wgmma wait for the one before it
   }
 
-  // Begins sums += half a k-tile's products, or = if they are the first.
-  __device__ static void issue(Sums& sums, const Fragments& fragments, const Stage& stage, int half, bool first) {
+  // Begins sums += a part's products, or = if they are the first.
+  __device__ static void issue(Sums& sums, const Fragments& fragments, const Stage& stage, int part, bool first) {
     constexpr ptx::MatrixLayout kLayout = {
         .leading_bytes = 16, .stride_bytes = 8 * Config::kRowBytes, .swizzle = ptx::Swizzle::k128B};
-    const uint64_t tokens = ptx::matrix_descriptor(ptx::shared_address(stage.tokens[half]), kLayout);
+    const int step = part * kSteps;
+    const uint64_t tokens = ptx::matrix_descriptor(ptx::shared_address(stage.tokens[step / kPackedSteps]), kLayout);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int j = 0; j < kPackedSteps; ++j) {
-      ptx::wgmma<T, T, kTokens, ptx::Major::kK>(sums, fragments[j], ptx::advance(tokens, j * ptx::kWgmmaStepBytes),
-                                                !(first && j == 0));
+    for (int j = 0; j < kSteps; ++j) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        ptx::wgmma<T, T, kTokens, ptx::Major::kK>(
+            sums[block], fragments[block * kSteps + j],
+            ptx::advance(tokens, (step % kPackedSteps + j) * ptx::kWgmmaStepBytes), !(first && j == 0));
+      }
     }
     ptx::wgmma_commit();
   }
 
-  // Each warp for itself, when all of its lanes have read what they want of a stage.
+  // Each warp for itself, after a wgmma_wait() after the last read of a stage: there all of its lanes have met.
   template <class Pipeline>
   __device__ static void release(Pipeline& pipeline, int stage) {
-    __syncwarp();
     if (thread() % 32 == 0) ptx::mbarrier_arrive(pipeline.empty[stage]);
   }
 
   // sums = the weights' columns * the tokens, over k_tiles that the producer brings.
   template <class Storage>
-  __device__ void run(Sums& sums, Storage& smem, int k_tiles) const {
+  __device__ void run(Sums& sums, Storage& smem, CodesRing& ring, int k_tiles) const {
     auto& pipeline = smem.pipeline;
 #pragma unroll
-    for (float& sum : sums) sum = 0.0f;
+    for (auto& block : sums) {
+#pragma unroll
+      for (float& sum : block) sum = 0.0f;
+    }
     if (k_tiles == 0) return;
-    Fragments fragments[kHalves];
+    Fragments fragments[2];
     Parameters parameters;
-    int stage = 0;
-    uint32_t parity = 0;
-    ptx::mbarrier_wait(pipeline.full[stage], parity);
+    int stage = ring.stage, old = stage;
+    ptx::mbarrier_wait(pipeline.full[stage], ring.parity);
     convert(fragments[0], parameters, smem.stages[stage], 0);
-    if constexpr (kScalesSums) {
-      Sums products;
-      for (int i = 0; i < k_tiles; ++i) {
-        issue(products, fragments[0], smem.stages[stage], 0, true);
-        convert(fragments[1], parameters, smem.stages[stage], 1);
-        issue(products, fragments[1], smem.stages[stage], 1, false);
-        const float factors[2] = {to_float(parameters.scales[0][0]), to_float(parameters.scales[0][1])};
-        ptx::wgmma_wait<1>();
-        const int old = stage;
-        if (i + 1 < k_tiles) {
-          advance(stage, parity);
-          ptx::mbarrier_wait(pipeline.full[stage], parity);
-          convert(fragments[0], parameters, smem.stages[stage], 0);
+    Sums products;  // of a k-tile, if those are scaled
+    Sums& into = either(products, sums);
+#pragma unroll 1
+    for (int i = 0; i < k_tiles; ++i) {
+      float factors[kBlocks][2];
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        issue(into, fragments[part % 2], smem.stages[stage], part, part == 0 && (kScalesSums || i == 0));
+        // The part before: its fragments are free, and so is its stage.
+        if (!kScalesSums || part > 0) ptx::wgmma_wait<1>();
+        if (!kScalesSums && part == 0 && i > 0) release(pipeline, old);
+        if (part + 1 < kParts) convert(fragments[(part + 1) % 2], parameters, smem.stages[stage], part + 1);
+      }
+      if constexpr (kScalesSums) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) factors[block][j] = to_float(parameters.scales[block][0][j]);
         }
+      }
+      old = stage;
+      ring.advance(Config::kStages);
+      stage = ring.stage;
+      if (i + 1 < k_tiles) {
+        ptx::mbarrier_wait(pipeline.full[stage], ring.parity);
+        convert(fragments[0], parameters, smem.stages[stage], 0);
+      }
+      if constexpr (kScalesSums) {
         ptx::wgmma_wait<0>();
         ptx::pin_registers(products);
         release(pipeline, old);
 #pragma unroll
-        for (int j = 0; j < kRegisters; ++j) sums[j] += factors[j / 2 % 2] * products[j];
-      }
-    } else {
-      for (int i = 0; i < k_tiles; ++i) {
-        issue(sums, fragments[0], smem.stages[stage], 0, i == 0);
-        ptx::wgmma_wait<1>();  // the half before: its fragments are free, and so is its stage
-        if (i > 0) release(pipeline, stage == 0 ? Config::kStages - 1 : stage - 1);
-        convert(fragments[1], parameters, smem.stages[stage], 1);
-        issue(sums, fragments[1], smem.stages[stage], 1, false);
-        ptx::wgmma_wait<1>();
-        if (i + 1 < k_tiles) {
-          advance(stage, parity);
-          ptx::mbarrier_wait(pipeline.full[stage], parity);
-          convert(fragments[0], parameters, smem.stages[stage], 0);
+        for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+          for (int j = 0; j < kRegisters; ++j) sums[block][j] += factors[block][j / 2 % 2] * products[block][j];
         }
       }
+    }
+    if constexpr (!kScalesSums) {
       ptx::wgmma_wait<0>();
       ptx::pin_registers(sums);
+      release(pipeline, old);
+    }
+    if constexpr (CodePairs<T>::kFactor != 1.0f) {
+#pragma unroll
+      for (auto& block : sums) {
+#pragma unroll
+        for (float& sum : block) sum *= CodePairs<T>::kFactor;
+      }
     }
   }
 
  private:
-  __device__ static void advance(int& stage, uint32_t& parity) {
-    stage = stage + 1 == Config::kStages ? 0 : stage + 1;
-    parity ^= stage == 0 ? 1u : 0u;
+  __device__ static Sums& either(Sums& products, Sums& sums) {
+    if constexpr (kScalesSums) return products;
+    return sums;
   }
+
+  static constexpr int kTilesOfBlock = ptx::kWgmmaM / kPackedTileN;
 };
 
 }  // namespace jaxgemm::sm90

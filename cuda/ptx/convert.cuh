@@ -41,7 +41,7 @@ __device__ inline uint32_t masked_or(uint32_t x, uint32_t base) {
 }
 
 // a * b + c, a - b and a * b of both halves of a register, each rounded once to T, to the nearest with ties to even.
-// The last two have instructions for bfloat16 from sm_90 on.
+// The last one has an instruction for bfloat16 from sm_90 on.
 template <class T>
 __device__ inline uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
@@ -56,17 +56,9 @@ __device__ inline uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
 
 template <class T>
 __device__ inline uint32_t sub2(uint32_t a, uint32_t b) {
-  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  static_assert(std::is_same_v<T, __half>);
   uint32_t bits;
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("sub.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
-  } else {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm("sub.bf16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
-#else
-    bits = fma2<T>(a, 0x3f803f80, b ^ 0x80008000);  // a * 1 + -b
-#endif
-  }
+  asm("sub.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));
   return bits;
 }
 template <class T>

@@ -23,6 +23,9 @@ namespace jaxgemm {
 inline constexpr int kPackedSteps = kPackedTileK / 16;  // steps along K of a tile
 inline constexpr int kPackedTileBytes = kPackedTileK * kPackedTileN / 2;
 
+inline int64_t packed_tiles_k(const Problem& p) { return (p.K + kPackedTileK - 1) / kPackedTileK; }
+inline int64_t packed_tiles_n(const Problem& p) { return (p.N + kPackedTileN - 1) / kPackedTileN; }
+
 // The tiles of all batches.
 struct PackedCodes {
   static constexpr int kLanes = 32;
@@ -31,8 +34,8 @@ struct PackedCodes {
 
   explicit PackedCodes(const GemmArgs& args)
       : tiles(static_cast<const uint4*>(args.rhs)),
-        tiles_k(static_cast<int>((args.problem.K + kPackedTileK - 1) / kPackedTileK)),
-        tiles_n(static_cast<int>((args.problem.N + kPackedTileN - 1) / kPackedTileN)) {}
+        tiles_k(static_cast<int>(packed_tiles_k(args.problem))),
+        tiles_n(static_cast<int>(packed_tiles_n(args.problem))) {}
 
   // The executing lane's words of the first tile of 16 columns, the last ones if there are none so far to the right.
   __device__ const uint4* column(int64_t batch, int tile_n) const {
@@ -75,7 +78,7 @@ struct GroupParameters {
   explicit GroupParameters(const GemmArgs& args)
       : scales(args.scales),
         zeros(args.problem.codes.zeros == Zeros::kMiddle ? nullptr : static_cast<const uint8_t*>(args.zeros)),
-        groups((args.problem.K + args.problem.codes.group_size - 1) / args.problem.codes.group_size),
+        groups(args.problem.codes.groups(args.problem.K)),
         N(args.problem.N),
         by_group(args.problem.codes.group_size),
         scale_dtype(args.problem.codes.scale_dtype) {}
@@ -120,32 +123,47 @@ struct ColumnGroups {
   }
 };
 
-// Codes to numbers of 16 bits, exactly: code - zero. A code in the lowest mantissa bits of a number that has units
-// there is that number plus the code (Kim et al., "Who Says Elephants Can't Run: Bringing Large Scale MoE Models into
-// Cloud Scale Production", arXiv:2211.10017, section 3.2).
+// Codes to numbers of 16 bits, exactly: (code - zero) / kFactor, which the sums of their products are to be multiplied
+// by. The lowest eight bits of a word's half hold two codes; a mask leaves a pair of one of them, where it counts 16
+// times if it was the upper one, and a multiply-add does the rest.
 template <class T>
 struct CodePairs;
 
+// What the mask leaves is a number already: below 2^-125 bfloat16 has units of 2^-133 in its lowest bit, and no
+// exponent. (PTX ISA, "fma": subnormal numbers are supported.) 2^127 is the largest power of two to multiply them by.
 template <>
 struct CodePairs<__nv_bfloat16> {
-  static constexpr uint32_t kBase = 0x43004300;  // 128 has units in its lowest bit
-  uint32_t offsets[2];                           // 128 + zero, of both columns
+  static constexpr float kFactor = 64.0f;                                 // 2^133 / 2^127
+  static constexpr uint32_t kOnce = 0x7f007f00, kSixteenth = 0x7d007d00;  // 2^127 and 2^123
+  uint32_t minus[2];                                                      // -zero / kFactor, of both columns
 
   template <Grouping kGrouping>
   __device__ explicit CodePairs(const ColumnPair<kGrouping>& pair) : CodePairs(pair.zero(0), pair.zero(1)) {}
-  __device__ CodePairs(uint32_t zero, uint32_t next) : offsets{kBase + zero * 0x10001u, kBase + next * 0x10001u} {}
+  __device__ CodePairs(uint32_t zero, uint32_t next) : minus{minus_of(zero), minus_of(next)} {}
 
   __device__ void fragment(uint32_t (&a)[4], uint32_t word) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[i] = ptx::sub2<__nv_bfloat16>(ptx::masked_or<0x000f000f>(word >> (4 * i), kBase), offsets[i % 2]);
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t pair = word >> (4 * i);
+      a[i] = ptx::fma2<__nv_bfloat16>(pair & 0x000f000f, kOnce, minus[0]);
+      a[i + 1] = ptx::fma2<__nv_bfloat16>(pair & 0x00f000f0, kSixteenth, minus[1]);
     }
+  }
+
+ private:
+  __device__ static uint32_t minus_of(uint32_t zero) {
+    const float minus = static_cast<float>(zero) * (-1.0f / kFactor);
+    return ptx::pack<__nv_bfloat16>(minus, minus);
   }
 };
 
+// A code in the lowest mantissa bits of a number that has units there is that number plus the code (Kim et al., "Who
+// Says Elephants Can't Run: Bringing Large Scale MoE Models into Cloud Scale Production", arXiv:2211.10017,
+// section 3.2).
 template <>
 struct CodePairs<__half> {
-  // 1024 has units in its lowest bit; and in the next four bits a code counts 16 times.
+  static constexpr float kFactor = 1.0f;
+  // 1024 has units in its lowest bit.
   static constexpr uint32_t kBase = 0x64006400, kSixteenth = 0x2c002c00;
   uint32_t offset, minus_scaled;  // 1024 + zero of the one column, -(64 + zero) of the other
 

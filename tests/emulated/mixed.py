@@ -14,6 +14,8 @@ from tests.emulator.library import Codes, Emulator, KernelInfo, Operand, Schedul
 from tests.values import nan_bytes, rounded
 
 SEED = 7
+CLUSTER_SPLITS = (3, 2)
+"""CTAs of a cluster: three that share four tiles have parts of two each, one of which waits for the other."""
 
 
 def by_tma(info: Any) -> bool:
@@ -79,16 +81,17 @@ def trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, str, tu
     ns = (tile_n, tile_n + 5, 3, tile_n + _core.PACKED_TILE_N)
     if by_tma(info):  # which wants rows of whole vectors of scales and zero points
         ns = (tile_n, tile_n + 16, 16, tile_n + 3 * _core.PACKED_TILE_N)
-    ks = ((info.stages + 1) * tile_k + 8, unit + 8, tile_k + unit + _core.PACKED_TILE_K, 37, 3 * unit - 24)
+    ks = (3 * unit - 24, unit + 8, tile_k + unit + _core.PACKED_TILE_K, 37, (info.stages + 1) * tile_k + 8)
     groups = [g for g in (32, 64, 128, 256, 96) if g % info.group_multiple == 0 and not (by_tma(info) and g == 96)] + [
         10**6
     ]
     kinds, dtypes = ("middle", "integer"), ("bfloat16", "float16", "bfloat16" if by_tma(info) else "float32")
+    splits = CLUSTER_SPLITS if by_tma(info) else (2,)
     rng = np.random.default_rng(SEED)
     found = []
     for i, (m, k) in enumerate(itertools.product(ms, ks)):
         batch = 2 if i % 5 == 4 else 1
-        split = (0, 2) if i % 3 == 2 and k > tile_k else (0, 1)
+        split = (0, min(splits[i // 3 % len(splits)], -(-k // tile_k))) if i % 3 == 2 else (0, 1)
         found.append(
             (
                 (batch, m, ns[(i + i // len(ks)) % len(ns)], k),

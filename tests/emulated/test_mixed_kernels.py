@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxgemm._native import _core
-from tests.emulated.mixed import SEED, TRIALS, Weights, by_tma, fault, run, trials
+from tests.emulated.mixed import CLUSTER_SPLITS, SEED, TRIALS, Weights, by_tma, fault, run, trials
 from tests.emulator.library import Emulator, Schedule
 from tests.values import rounded
 
@@ -30,7 +30,8 @@ def test_trials_cover_what_there_is() -> None:
         assert {group % 10**6 == 0 for _, group, *_ in listed} == {True, False}
         assert len({group for _, group, *_ in listed}) >= 4
         assert len({(kind, dtype) for _, _, kind, dtype, _ in listed}) == (4 if by_tma(info) else 6)
-        assert {split for *_, split in listed} == {(0, 1), (0, 2)}
+        splits = CLUSTER_SPLITS if by_tma(info) else (2,)
+        assert {split for *_, split in listed} == {(0, n) for n in (1, *splits)}
 
 
 @pytest.mark.parametrize("info", MIXED, ids=IDS)

@@ -92,8 +92,19 @@ void note_writer(Tensor& tensor, size_t offset, size_t bytes, const char* what, 
                  " of the same launch wrote",
              __atomic_load_n(&tensor.writer_at[i], __ATOMIC_RELAXED));
     }
+    __atomic_store_n(&tensor.writer_time[i], thread.now(), __ATOMIC_RELAXED);
     __atomic_store_n(&tensor.writer_at[i], where, __ATOMIC_RELAXED);
   }
+}
+
+// Whether the executing thread knows of what a thread of another CTA did by then: of its cluster, which meets.
+bool knows_of_cluster(uint32_t writer, uint32_t time) {
+  const Thread& thread = acting();
+  const Cluster& cluster = *thread.cta->cluster;
+  const unsigned threads = static_cast<unsigned>(session().shape.threads);
+  const unsigned rank = thread_of(writer) / threads - cluster.ctas.front()->index;
+  if (rank >= cluster.ctas.size()) return false;
+  return thread.knows(thread_agent(cluster.ctas[rank]->threads[thread_of(writer) % threads]), time, false);
 }
 
 void check_written(const Tensor& tensor, size_t offset, size_t bytes, const char* what, Pc where) {
@@ -106,7 +117,8 @@ void check_written(const Tensor& tensor, size_t offset, size_t bytes, const char
              std::string(what) + " of byte " + std::to_string(i) + " of " + tensor.name + ", which nobody wrote");
       return;
     }
-    if (launch_of(writer) == s.launch_id() && thread_of(writer) / threads != acting().cta->index) {
+    if (launch_of(writer) == s.launch_id() && thread_of(writer) / threads != acting().cta->index &&
+        !knows_of_cluster(writer, __atomic_load_n(&tensor.writer_time[i], __ATOMIC_RELAXED))) {
       report(Kind::kRace, where,
              std::string("RAW: ") + what + " by CTA " + std::to_string(acting().cta->index) + " of byte " +
                  std::to_string(i) + " of " + tensor.name + ", which CTA " +

@@ -76,6 +76,7 @@ Tensor& Session::allocate(std::string name, size_t bytes, bool writable, size_t 
   forbid(tensor.data + bytes, kGuardBytes);
   if (writable) {
     tensor.writer.resize(bytes);
+    tensor.writer_time.resize(bytes);
     tensor.writer_at.resize(bytes);
   }
   return tensor;

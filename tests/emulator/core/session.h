@@ -16,8 +16,8 @@ struct Tensor {
   unsigned char* data = nullptr;
   size_t bytes = 0;
   bool writable = false;
-  // Per byte of a writable tensor: which launch and thread wrote it last (0: none), and where.
-  std::vector<uint32_t> writer;
+  // Per byte of a writable tensor: which launch and thread wrote it last (0: none), when by its own clock, and where.
+  std::vector<uint32_t> writer, writer_time;
   std::vector<Pc> writer_at;
 
   bool contains(const void* address) const {

@@ -230,6 +230,13 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 }
 
 // Three multiprocessors: CTAs that stay have several tiles each, and not all as many.
+template <class... Params>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*)(Params...), const cudaLaunchConfig_t* config) {
+  constexpr int kCtas = 3;
+  const int ctas = static_cast<int>(config->attrs->val.clusterDim.x);
+  *clusters = ctas < kCtas ? kCtas / ctas : 1;
+  return cudaSuccess;
+}
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;

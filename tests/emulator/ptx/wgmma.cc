@@ -305,6 +305,7 @@ void wgmma_commit() {
 
 void wgmma_wait(size_t pending) {
   const Pc where = EMU_CALLER;
+  sync_warp(0xFFFFFFFF);  // ".sync": no lane goes on before all of its warp are here
   ThreadState& thread = state<ThreadState>(self());
   if (thread.committed != thread.issued) {
     report(Kind::kProtocol, where,
