@@ -1,4 +1,4 @@
-"""Which instructions the machine code of each family holds, derived from the kernel's tile; and the comparison.
+"""Which instructions the machine code of each family holds, derived from the kernel's tile.
 
 A family has one row in EXPECTATIONS: a function of an instance (one instantiation of one kernel of the registry) that
 says what its main loop holds for each k-tile. How many k-tiles one turn of the loop takes is ptxas' business (naive's
@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
-
-from sass import Function, Loop, count, matches
 
 from jaxgemm._native import _core
 from tests import codegen_mixed
+from tests.codegen_instances import WARP, AtLeast, Count, Expectation, Instance, share
 from tests.helpers import problem
 
-WARP = 32
 VECTOR_BYTES = 16  # of the widest access to memory
 WORD_BYTES = 4
 FRAGMENT = 16  # wmma's M, N and K
@@ -27,58 +24,6 @@ HMMA_N = 8  # HMMA.16816 multiplies 16 x 16 by 16 x 8: half of what wmma.mma doe
 WARPGROUP, WGMMA_M, WGMMA_STEPS = 128, 64, 4  # steps along K of a k-tile, which is 128 bytes long
 BOX = 64  # elements along M or N that one copy of TMA brings
 LDSM_MATRIX = 8  # rows and columns of what LDSM and MOVM handle; LDSM.4 loads four
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """For what ptxas may copy, or the source leaves to the compiler; an int says exactly how many."""
-
-    number: int
-
-    def __str__(self) -> str:
-        return f"at least {self.number}"
-
-
-Count = int | AtLeast
-
-
-@dataclass(frozen=True)
-class Instance:
-    """One instantiation of a kernel's template. `arguments` are those behind the Config."""
-
-    info: Any  # _core.KernelInfo
-    arguments: tuple[str, ...]
-
-    @property
-    def transposed(self) -> tuple[bool, bool]:
-        """Of lhs and rhs: by custom the last two arguments."""
-        lhs, rhs = self.arguments[-2:]
-        return lhs == "true", rhs == "true"
-
-    @property
-    def warps_k(self) -> int:
-        """How many warps share a warp tile."""
-        (m, n, _), (warp_m, warp_n, _) = self.info.cta_tile, self.info.warp_tile
-        return share(self.info.threads, WARP * share(m, warp_m) * share(n, warp_n))
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """Counts by pattern: an opcode's name, perhaps with wildcards, and modifiers that it must have (sass.matches)."""
-
-    main_loop: tuple[str, ...]
-    """The main loops are the innermost ones that hold all of these."""
-    k_tile: Mapping[str, Count]
-    """What they hold for each k-tile. The first is an exact number, from which the number of k-tiles follows."""
-    kernel: Mapping[str, Count] = field(default_factory=dict)
-    """What the whole kernel holds."""
-    only_in_main_loops: tuple[str, ...] = ()
-
-
-def share(total: int, parts: int) -> int:
-    if total % parts:
-        raise ValueError(f"{total} is not a multiple of {parts}")
-    return total // parts
 
 
 def outputs_per_thread(instance: Instance) -> int:
@@ -370,8 +315,8 @@ EXPECTATIONS: dict[str, Callable[[Instance], Expectation]] = {
     "mma_ldmatrix": mma_ldmatrix,
     "mma_multistage": mma_multistage,
     "wgmma": wgmma,
-    "int4_mma": lambda instance: codegen_mixed.int4_mma(instance, Expectation, AtLeast),
-    "int4_wgmma": lambda instance: codegen_mixed.int4_wgmma(instance, Expectation, AtLeast),
+    "int4_mma": codegen_mixed.int4_mma,
+    "int4_wgmma": codegen_mixed.int4_wgmma,
 }
 
 # Families whose template has a further parameter of two values.
@@ -406,100 +351,3 @@ def instances_of(info: Any) -> int:
         rhs_in_registers = layouts == 1 and _core.workspace_bytes(info.name, nn) == 0
         return layouts * (pairs + ops * ways) + rhs_in_registers * pairs * (info.tf32 + ways)
     return ops * len(info.layouts) * (2 if info.family in _TWO_VARIANTS else 1)
-
-
-def differs(opcodes: Mapping[str, int], expected: Mapping[str, Count], times: int = 1) -> list[str]:
-    wrong = []
-    for pattern, wanted in expected.items():
-        found = count(opcodes, pattern)
-        if isinstance(wanted, AtLeast):
-            if found < wanted.number * times:
-                wrong.append(f"{found} {pattern}, not {AtLeast(wanted.number * times)}")
-        elif found != wanted * times:
-            wrong.append(f"{found} {pattern}, not {wanted * times}")
-    return wrong
-
-
-def check_main_loop(loop: Loop, expectation: Expectation) -> list[str]:
-    pattern, each = next(iter(expectation.k_tile.items()))
-    assert isinstance(each, int)
-    found = count(loop.opcodes, pattern)
-    if found == 0 or found % each:
-        return [f"{found} {pattern}, not a multiple of {each}"]
-    return differs(loop.opcodes, expectation.k_tile, found // each)
-
-
-def check(function: Function, expectation: Expectation, smem_bytes: int = 0) -> list[str]:
-    """One sentence for each count of one kernel that differs from what is expected."""
-    where = f"{function.kernel} on {function.arch}"
-    everywhere = EVERYWHERE | ({"BAR": AtLeast(1)} if smem_bytes else {})
-    wrong = [f"{where} has {text}" for text in differs(function.opcodes, {**everywhere, **expectation.kernel})]
-    if not (loops := function.innermost_loops(expectation.main_loop)):
-        return [*wrong, f"{where} has no loop with {' and '.join(expectation.main_loop)}"]
-    for loop in loops:
-        wrong += [f"{where}, main loop at 0x{loop.address:x}, has {s}" for s in check_main_loop(loop, expectation)]
-    inside = frozenset().union(*(loop.members for loop in loops))
-    for pattern in expectation.only_in_main_loops:
-        outside = [
-            instruction
-            for i, instruction in enumerate(function.instructions)
-            if i not in inside and instruction.runs and matches(instruction.opcode, pattern)
-        ]
-        if outside:
-            wrong.append(f"{where} has {len(outside)} {pattern} outside its main loop, e.g. {outside[0].opcode}")
-    return wrong
-
-
-def find_instance(function: Function, infos: Iterable[Any]) -> Instance | None:
-    """Which kernel of the registry the function is: "family.cu: family_kernel<Config128x128, more arguments>"."""
-    match = re.fullmatch(r"(\w+)\.cu: \1_kernel<Config(\w+)(?:, (.*))?>", function.kernel)
-    if match is None:
-        return None
-    family, config, arguments = match.groups(default="")
-    # A Config's name may leave out the last sizes of the tile.
-    named = [info for info in infos if info.family == family and f"{info.config}x".startswith(f"{config}x")]
-    return Instance(named[0], tuple(arguments.split(", "))) if len(named) == 1 else None
-
-
-def runs_on(info: Any, arch: str) -> bool:
-    sm = int(re.sub(r"\D", "", arch))
-    return info.min_sm <= sm and (info.max_sm == 0 or sm <= info.max_sm)
-
-
-def check_module(infos: Iterable[Any], functions: Iterable[Function]) -> list[str]:
-    """One sentence for all that is wrong with the machine code of a module whose registry has these kernels."""
-    infos, functions = list(infos), list(functions)
-    wrong = [] if functions else ["the module has no machine code"]
-    if not infos:
-        wrong.append("the registry has no kernels")
-    instances: dict[tuple[str, str], int] = {
-        (info.name, arch): 0 for info in infos for arch in {f.arch for f in functions} if runs_on(info, arch)
-    }
-    for function in functions:
-        instance = find_instance(function, infos)
-        helper = HELPERS.get(function.kernel.split("<")[0])
-        if instance is None and helper is None:
-            wrong.append(
-                f"{function.kernel} is no kernel of the registry: name it family_kernel<Config..., ...>, in family.cu, "
-                "or add it to HELPERS in tests/codegen_expectations.py"
-            )
-        elif instance is None or not runs_on(instance.info, function.arch):
-            differences = differs(function.opcodes, EVERYWHERE | (helper or {}))
-            wrong += [f"{function.kernel} on {function.arch} has {text}" for text in differences]
-        else:
-            instances[instance.info.name, function.arch] += 1
-            if (expected := EXPECTATIONS.get(instance.info.family)) is not None:
-                wrong += check(function, expected(instance), instance.info.smem_bytes)
-    wrong += [
-        f"the family {family} has no row in EXPECTATIONS of tests/codegen_expectations.py: add one that says which "
-        "instructions its main loop holds for one k-tile (docs/codegen.md)"
-        for family in dict.fromkeys(info.family for info in infos)
-        if family not in EXPECTATIONS
-    ]
-    wanted = {info.name: instances_of(info) for info in infos}
-    wrong += [
-        f"{name} has {number} instantiations on {arch}, not {wanted[name]}: one for each dtype and layout"
-        for (name, arch), number in instances.items()
-        if number != wanted[name]
-    ]
-    return wrong

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from jaxgemm._native import _core
+from tests.codegen_instances import AtLeast, Expectation, Instance
 
 MMA_M, MMA_N, MMA_K = 16, 8, 16
 STEPS_OF_LDSM = 2  # along K, of tokens that one LDSM.4 loads
@@ -16,32 +16,32 @@ WORD_BYTES = 4  # of a lane's codes of a step
 WARPGROUP = 128
 
 
-def bfloat16(instance: Any) -> bool:
+def bfloat16(instance: Instance) -> bool:
     return any("bfloat16" in argument for argument in instance.arguments)
 
 
-def int4_mma(instance: Any, expectation: Callable[..., Any], at_least: Callable[[int], Any]) -> Any:
+def int4_mma(instance: Instance) -> Expectation:
     """What a warp does with its rows of a k-tile."""
     tokens, columns, rows = instance.info.warp_tile
     token_tiles, row_tiles, steps = tokens // MMA_N, columns // MMA_M, rows // MMA_K
     mma = row_tiles * steps * token_tiles
     shared = instance.info.cta_tile[1] > columns  # tokens, by warps that have other columns
-    return expectation(
+    return Expectation(
         main_loop=("*MMA",),
         k_tile={
             "LDSM.16.M88.4": steps // STEPS_OF_LDSM * token_tiles,
             "LDG.128": row_tiles * (rows // TILE_K),
             "BAR": 1 if shared else 0,
             # ptxas puts the last ones into both branches of a choice that follows.
-            "*MMA": at_least(mma),
-            "HMMA.16816.F32.BF16" if bfloat16(instance) else "HMMA.16816.F32": at_least(mma),
+            "*MMA": AtLeast(mma),
+            "HMMA.16816.F32.BF16" if bfloat16(instance) else "HMMA.16816.F32": AtLeast(mma),
         },
-        kernel={"LDGSTS.128": at_least(1), "STG.128": at_least(1)},
+        kernel={"LDGSTS.128": AtLeast(1), "STG.128": AtLeast(1)},
         only_in_main_loops=("*MMA",),
     )
 
 
-def int4_wgmma(instance: Any, expectation: Callable[..., Any], at_least: Callable[[int], Any]) -> Any:
+def int4_wgmma(instance: Instance) -> Expectation:
     """Conversion is between the groups of wgmmas of a k-tile: each group's codes are loaded at once."""
     tokens, _, rows = instance.info.cta_tile
     blocks, steps = instance.info.warp_tile[1] // WARP_COLUMNS, rows // MMA_K
@@ -49,7 +49,7 @@ def int4_wgmma(instance: Any, expectation: Callable[..., Any], at_least: Callabl
     kind = ".BF16" if bfloat16(instance) else ""
     # Warps, or a whole warpgroup that gives registers away, produce.
     moves = instance.info.threads % WARPGROUP == 0
-    return expectation(
+    return Expectation(
         main_loop=("*MMA",),
         k_tile={
             "*MMA": steps * blocks,
@@ -61,11 +61,11 @@ def int4_wgmma(instance: Any, expectation: Callable[..., Any], at_least: Callabl
             "STS": 0,
         },
         kernel={
-            "UTMALDG": at_least(2 + rows // TILE_K),  # codes, scales, and tokens in boxes
+            "UTMALDG": AtLeast(2 + rows // TILE_K),  # codes, scales, and tokens in boxes
             "USETMAXREG": 2 if moves else 0,
-            "LD": at_least(1),  # of other CTAs' shared memory, or of the workspace
-            "ST": at_least(1),
-            "STSM": at_least(1),
+            "LD": AtLeast(1),  # of other CTAs' shared memory, or of the workspace
+            "ST": AtLeast(1),
+            "STSM": AtLeast(1),
         },
         only_in_main_loops=("*MMA",),
     )

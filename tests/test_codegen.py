@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import sass
-from sass import Function, Instruction
+from sass import Function, Instruction, matches
 
 from jaxgemm._native import _core
 from tests import codegen_expectations
-from tests.codegen_expectations import AtLeast, Expectation, check, check_module, find_instance, matches
+from tests.codegen_check import check, check_module, find_instance
+from tests.codegen_instances import AtLeast, Expectation
 from tests.helpers import FAMILIES, ROOT
 
 
