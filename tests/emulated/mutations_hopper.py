@@ -261,8 +261,6 @@ _RHS_IN_REGISTERS = [
              "ptx::wgmma_wait<kInFlight + 1>();", file=RHS_IN_REGISTERS, tile=FLOAT32),
     Mutation("wgmma", "stage released by the first warp", "kReleases = kWarpgroup / 32;", "kReleases = 1;",
              file=RHS_IN_REGISTERS, tile=FLOAT32),
-    Mutation("wgmma", "stage released by the first lane", "    __syncwarp();\n", "", file=RHS_IN_REGISTERS,
-             tile=FLOAT32),
     Mutation("wgmma", "no fence before products of fragments", "ptx::wgmma_fence();", "", file=RHS_IN_REGISTERS,
              tile=FLOAT32),
     Mutation("wgmma", "no wait for the last products of fragments", "ptx::wgmma_wait<0>();", "", file=RHS_IN_REGISTERS,
