@@ -48,7 +48,8 @@ inline uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
 
 template <class T>
 inline uint32_t sub2(uint32_t a, uint32_t b) {
-  constexpr uint32_t kOnes = std::is_same_v<T, __half> ? 0x3c003c00 : 0x3f803f80, kSigns = 0x80008000;
+  static_assert(std::is_same_v<T, __half>);
+  constexpr uint32_t kOnes = 0x3c003c00, kSigns = 0x80008000;
   return fma2<T>(a, kOnes, b ^ kSigns);
 }
 template <class T>

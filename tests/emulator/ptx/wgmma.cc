@@ -305,7 +305,9 @@ void wgmma_commit() {
 
 void wgmma_wait(size_t pending) {
   const Pc where = EMU_CALLER;
-  sync_warp(0xFFFFFFFF);  // ".sync": no lane goes on before all of its warp are here
+  // ".sync": no lane goes on before all of its warp are here, so that all have what they read before. What they wrote
+  // is ordered here too, of which PTX says nothing.
+  sync_warp(0xFFFFFFFF);
   ThreadState& thread = state<ThreadState>(self());
   if (thread.committed != thread.issued) {
     report(Kind::kProtocol, where,
