@@ -140,25 +140,35 @@ std::string allow_shared_memory(void (*kernel)(Params...), int smem_bytes) {
   return std::string("cudaFuncSetAttribute: ") + cudaGetErrorString(status);
 }
 
+// What CUDA is told of a launch of so many CTAs, in clusters of cluster_ctas.
+struct LaunchConfig {
+  cudaLaunchConfig_t config = {};
+  cudaLaunchAttribute cluster = {};
+
+  LaunchConfig(int64_t ctas, int cluster_ctas, int threads, int smem_bytes) {
+    config.gridDim = dim3(static_cast<unsigned>(ctas));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(smem_bytes);
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(cluster_ctas), 1, 1};
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // which points into itself
+  LaunchConfig& operator=(const LaunchConfig&) = delete;
+};
+
 // Enqueues kernel<<<ctas, threads, smem_bytes, stream>>>(args...) in clusters of cluster_ctas and returns "" or CUDA's
 // own words for what failed.
 template <class... Params, class... Args>
 std::string launch_clusters(int cluster_ctas, void (*kernel)(Params...), int64_t ctas, int threads, int smem_bytes,
                             void* stream, const Args&... args) {
   if (std::string error = allow_shared_memory(kernel, smem_bytes); !error.empty()) return error;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(smem_bytes);
-  config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute cluster = {};
-  if (cluster_ctas > 1) {
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(cluster_ctas), 1, 1};
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-  }
-  if (cudaError_t status = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...); status != cudaSuccess) {
+  LaunchConfig launch(ctas, cluster_ctas, threads, smem_bytes);
+  launch.config.stream = static_cast<cudaStream_t>(stream);
+  if (cluster_ctas == 1) launch.config.numAttrs = 0;
+  if (cudaError_t status = cudaLaunchKernelEx(&launch.config, kernel, static_cast<Params>(args)...);
+      status != cudaSuccess) {
     (void)cudaGetLastError();
     return std::string("cudaLaunchKernelEx: ") + cudaGetErrorString(status);
   }
@@ -188,16 +198,8 @@ std::string resident_clusters(int64_t& count, int cluster_ctas, void (*kernel)(P
     return {};
   }
   if (std::string error = allow_shared_memory(kernel, smem_bytes); !error.empty()) return error;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(cluster_ctas));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(smem_bytes);
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(cluster_ctas), 1, 1};
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&value, kernel, &config);
+  const LaunchConfig launch(cluster_ctas, cluster_ctas, threads, smem_bytes);
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&value, kernel, &launch.config);
   if (status != cudaSuccess) {
     (void)cudaGetLastError();
     return std::string("cudaOccupancyMaxActiveClusters: ") + cudaGetErrorString(status);

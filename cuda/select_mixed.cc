@@ -8,9 +8,9 @@
 //     writing the sums;
 //   where K is split, adding up: within a cluster, or with a second kernel and the traffic of partial sums.
 // The constants were fitted to measurements of both families on an H200, group 128 and bfloat16, of the benchmarks'
-// seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json), so that the choices are good: they take 1.6 %
-// longer than the best on average, and at most 19 % (64 tokens, 10240 x 8192). Times up to twice the best
-// (int4_mma: 1.6 times) are met within 9 %, root mean square.
+// seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json), so that the choices are good: they take 1.0 %
+// longer than the best on average, and at most 17 % (48 tokens, 10240 x 8192). Times up to twice the best
+// (int4_mma: 1.6 times) are met within 8.5 %, root mean square.
 #include "select_mixed.h"
 
 #include <algorithm>
@@ -18,6 +18,8 @@
 
 namespace jaxgemm {
 namespace {
+
+constexpr int kWarpThreads = 32;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -36,13 +38,15 @@ int64_t clusters_of(int ctas, int64_t splits, int64_t sms) {
 struct Rates {
   double weight_us, token_us;          // of a multiprocessor: of a weight, and of its product with a token
   double latency_us, latency_of_work;  // of a k-tile: a constant, and how much of its work
-  double dram_bytes_per_us, l2_bytes_per_us;
-  double launch_us, cta_us;
+  double dram_bytes_per_us, l2_bytes_per_us, l2_power;  // the latter for tiles of 64 tokens, more for higher ones
+  double launch_us, cta_us, tile_element_us;            // the last: of sums written before the next tile begins
   // Where K is split: of each CTA that shares it, and of an element of partial sums; and of one that waits in memory.
   double split_us, split_cta_us, partial_element_us, parked_element_us;
 };
-constexpr Rates kMma = {0.0, 1.20e-6, 0.560, 0.518, 4.84e7, 4.90e6, 3.17, 1.03, 2.12, 0.0, 7.25e-7, 0.0},
-                kWgmma = {1.25e-5, 2.38e-7, 0.0969, 0.862, 5.66e6, 9.37e6, 1.84, 1.32, 1.02, 0.169, 1.08e-4, 1.50e-4};
+constexpr Rates kMma = {0.0,  1.195e-6, 0.6535, 0.9485, 5.54e6, 5.401e6, 0.0,
+                        3.11, 1.044,    0.0,    1.548,  0.0,    8.77e-7, 0.0},
+                kWgmma = {1.038e-5, 2.786e-7, 0.1053,   0.8146, 4.757e6, 1.085e7,  0.2332,
+                          2.062,    1.24,     5.671e-5, 1.577,  0.1168,  4.868e-5, 2.467e-4};
 
 // What is the same for both families.
 struct Costs {
@@ -53,12 +57,18 @@ struct Costs {
           tiles = rows * columns * p.batch, k_tiles = ceil_div(p.K, info.cta_tile.k),
           elements = info.cta_tile.m * info.cta_tile.n;
 
-  // Of a k-tile of each of so many CTAs of a multiprocessor.
+  // Of a k-tile of each of so many CTAs of a multiprocessor. The constants are for groups of whole k-tiles, all in the
+  // middle; latency is that of eight warps to a CTA of int4_mma, which share the work.
   double k_tile_us(int64_t side_by_side) const {
     if (side_by_side == 0) return 0.0;
-    const double work =
-        static_cast<double>(info.cta_tile.n) * info.cta_tile.k * (rates.weight_us + rates.token_us * info.cta_tile.m);
-    return std::max(static_cast<double>(side_by_side) * work, rates.latency_us + rates.latency_of_work * work);
+    constexpr double kOfPart = 0.07, kOfZeros = 0.04;
+    constexpr int kRows = 128, kSmallest = 32, kWarps = 8;
+    const int parts = scaled_parts(p.codes.group_size, p.K, kRows, kSmallest);
+    const double more = 1.0 + kOfPart * (parts - 1) + (p.codes.zeros == Zeros::kMiddle ? 0.0 : kOfZeros);
+    const double work = more * static_cast<double>(info.cta_tile.n) * info.cta_tile.k *
+                        (rates.weight_us + rates.token_us * info.cta_tile.m);
+    const double of_warp = info.tma ? work : work * kWarps * kWarpThreads / info.threads;
+    return std::max(static_cast<double>(side_by_side) * work, rates.latency_us + rates.latency_of_work * of_warp);
   }
 
   // Of computing, which takes so long without it, and memory, the longer one, more or less.
@@ -67,8 +77,8 @@ struct Costs {
                  K = static_cast<double>(p.K);
     const double weights = batch * N * K * info.bits / 8, tokens = 2.0 * batch * M * K;
     const double dram = (weights + tokens + 2.0 * batch * M * N) / rates.dram_bytes_per_us;
-    const double l2 =
-        (static_cast<double>(columns) * tokens + static_cast<double>(rows) * weights) / rates.l2_bytes_per_us;
+    const double l2 = (static_cast<double>(columns) * tokens + static_cast<double>(rows) * weights) /
+                      rates.l2_bytes_per_us * std::pow(64.0 / info.cta_tile.m, rates.l2_power);
     const auto fourth = [](double x) { return x * x * x * x; };
     return std::sqrt(std::sqrt(fourth(compute_us) + fourth(dram) + fourth(l2)));
   }
@@ -77,8 +87,14 @@ struct Costs {
 // Of CTAs that share K without being a cluster.
 double mma_cost_us(const Costs& costs, int64_t splits) {
   const Rates& rates = costs.rates;
-  const int64_t ctas = costs.tiles * splits, resident = costs.info.resident_ctas,
-                share = ceil_div(ctas, planned_multiprocessors(costs.p.sm));
+  const KernelInfo& info = costs.info;
+  const Codes& codes = costs.p.codes;
+  const bool floats = codes.scale_dtype == DType::kF32;
+  const int parts = floats ? info.warp_tile.k / info.group_multiple
+                           : scaled_parts(codes.group_size, costs.p.K, info.warp_tile.k, info.group_multiple);
+  const int64_t resident = int4_mma_resident_ctas(info.resident_ctas, info.warp_tile, parts,
+                                                  floats || codes.zeros != Zeros::kMiddle),
+                ctas = costs.tiles * splits, share = ceil_div(ctas, planned_multiprocessors(costs.p.sm));
   const double compute =
       static_cast<double>(ceil_div(costs.k_tiles, splits)) *
       (static_cast<double>(share / resident) * costs.k_tile_us(resident) + costs.k_tile_us(share % resident));
@@ -107,18 +123,22 @@ double wgmma_cost_us(const Costs& costs, int64_t splits) {
   const double compute = static_cast<double>(whole) * costs.k_tile_us(side_by_side(clusters)) +
                          static_cast<double>(more) * costs.k_tile_us(side_by_side(rest));
   double cost = rates.launch_us + costs.with_memory(compute) + rates.cta_us;
+  const double partial = static_cast<double>(costs.elements) * side_by_side(clusters);
+  // Tiles that a CTA writes before others of its own. Where warpgroups take turns they do so meanwhile.
+  if (costs.info.split_k) {
+    cost +=
+        rates.tile_element_us * partial * static_cast<double>(ceil_div(ceil_div(costs.tiles, clusters), splits) - 1);
+  }
   if (splits > 1) {
-    const double partial = static_cast<double>(costs.elements) * side_by_side(clusters);
     cost += rates.split_us + rates.split_cta_us * static_cast<double>(splits) + rates.partial_element_us * partial;
-    if (costs.tiles > clusters) cost += rates.parked_element_us * partial;
+    if (costs.tiles > clusters) cost += rates.parked_element_us * static_cast<double>(costs.elements);
   }
   return cost;
 }
 
-double cost_us(const KernelInfo& info, const Problem& p, int64_t splits) {
-  const Costs costs = {info.tma ? kWgmma : kMma, info, p};
+double cost_us(const Costs& costs, int64_t splits) {
   if (costs.tiles == 0) return 0.0;
-  return info.tma ? wgmma_cost_us(costs, splits) : mma_cost_us(costs, splits);
+  return costs.info.tma ? wgmma_cost_us(costs, splits) : mma_cost_us(costs, splits);
 }
 
 struct Plan {
@@ -127,20 +147,20 @@ struct Plan {
 };
 
 Plan plan(const KernelInfo& info, const Problem& p) {
-  if (p.split.splits > 0) return {p.split.splits, cost_us(info, p, p.split.splits)};
-  Plan best = {1, cost_us(info, p, 1)};
-  const Tile& tile = info.cta_tile;
-  const int64_t tiles = ceil_div(p.M, tile.m) * ceil_div(p.N, tile.n) * p.batch;
-  if (tiles == 0) return best;
+  const Costs costs = {info.tma ? kWgmma : kMma, info, p};
+  if (p.split.splits > 0) return {p.split.splits, cost_us(costs, p.split.splits)};
+  Plan best = {1, cost_us(costs, 1)};
+  const int64_t tiles = costs.tiles;
+  if (tiles == 0 || !info.split_k) return best;
   // More CTAs than fit the GPU twice would only make more sums; and where CTAs that stay have four tiles each, it
   // matters little that some have one more.
   const int64_t at_once = planned_multiprocessors(p.sm) * info.resident_ctas, useful = !info.tma ? 2 * at_once / tiles
                                                                                        : tiles < 4 * at_once
                                                                                            ? kMostMixedClusterSplits
                                                                                            : 1;
-  const int64_t most = std::min(ceil_div(p.K, tile.k), useful);
+  const int64_t most = std::min(costs.k_tiles, useful);
   for (int64_t splits = 2; splits <= most; ++splits) {
-    const double cost = cost_us(info, p, splits);
+    const double cost = cost_us(costs, splits);
     if (cost < best.cost_us) best = {splits, cost};
   }
   return best;

@@ -7,6 +7,20 @@
 
 namespace jaxgemm {
 
+// In how many parts the products of `rows` rows are scaled, each with the scales of one group: as few of 1, 2 and
+// rows / smallest as the size of groups allows, which is a multiple of `smallest` or no smaller than K.
+constexpr int scaled_parts(int64_t group, int64_t K, int rows, int smallest) {
+  if (group >= K || group % rows == 0) return 1;
+  return group % (rows / 2) == 0 ? 2 : rows / smallest;
+}
+
+// How many of int4_mma's CTAs fit a multiprocessor: small groups have more scales on their way, and zero points take as
+// much, so that there are registers for fewer.
+constexpr int int4_mma_resident_ctas(int ctas, const Tile& warp_tile, int parts, bool zeros) {
+  const int fewer = warp_tile.n / 16 * parts * (zeros ? 2 : 1) / 4;
+  return ctas > fewer ? ctas - fewer : 1;
+}
+
 KSplit mixed_k_split(const KernelInfo& info, const Problem& p);
 double estimated_mixed_cost(const Kernel& kernel, const Problem& p);
 // How many clusters of `splits` CTAs that share K run at the same time on so many multiprocessors; 1 at least.

@@ -18,6 +18,7 @@
 #include "ptx/load.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shared_storage.cuh"
+#include "select_mixed.h"
 #include "tile/global_matrix.cuh"
 #include "tile/packed.cuh"
 #include "tile/padding.h"
@@ -30,9 +31,9 @@ namespace {
 constexpr int kWarpSize = 32, kMmaM = 16, kMmaN = 8, kMmaK = 16;
 constexpr int kVectorBytes = 16, kVectorElems = kVectorBytes / 2;
 
-// A warp multiplies ROW_TILES x 16 columns of rhs by all tokens of the CTA, kUnitK rows at a time; it has AHEAD units
-// of codes in registers or on their way. CTAS: as in mma_multistage.
-template <int TOKENS, int ROW_TILES, int WARPS_N, int WARPS_K, int AHEAD, int STAGES, int CTAS, int GROUP = 32>
+// A warp multiplies ROW_TILES x 16 columns of rhs by all tokens of the CTA, a unit of UNIT x 64 rows at a time. CTAS:
+// as in mma_multistage.
+template <int TOKENS, int ROW_TILES, int WARPS_N, int WARPS_K, int STAGES, int CTAS, int UNIT = 2, int GROUP = 32>
 struct TileConfig {
   static constexpr std::string_view kFamily = "int4_mma";
   static constexpr std::array<DTypes, 4> kDTypes = {{{DType::kF16, DType::kF16, DType::kF16},
@@ -40,9 +41,9 @@ struct TileConfig {
                                                      {DType::kF16, DType::kF16, DType::kF32},
                                                      {DType::kBF16, DType::kBF16, DType::kF32}}};
   static constexpr bool kSplitK = true;
-  static constexpr int kBits = 4, kGroupMultiple = GROUP, kRowTiles = ROW_TILES, kAhead = AHEAD, kCtas = CTAS;
+  static constexpr int kBits = 4, kGroupMultiple = GROUP, kRowTiles = ROW_TILES, kCtas = CTAS;
   static constexpr int kWarpsN = WARPS_N, kWarpsK = WARPS_K, kThreads = WARPS_N * WARPS_K * kWarpSize;
-  static constexpr int kUnitTiles = 2, kUnitK = kUnitTiles * kPackedTileK;
+  static constexpr int kUnitTiles = UNIT, kUnitK = kUnitTiles * kPackedTileK;
   static constexpr Tile kWarpTile = {TOKENS, ROW_TILES * kMmaM, kUnitK};
   static constexpr Tile kCtaTile = {TOKENS, WARPS_N * kWarpTile.n, WARPS_K * kUnitK};
   static constexpr int kStages = STAGES;
@@ -61,13 +62,17 @@ struct TileConfig {
   };
 };
 
-struct Config8x16 : TileConfig<8, 1, 1, 8, 2, 3, 3> {};
-struct Config8x32x1024 : TileConfig<8, 2, 1, 8, 1, 3, 3> {};
-struct Config8x32x512 : TileConfig<8, 2, 1, 4, 1, 3, 7> {};
-struct Config8x32x2048 : TileConfig<8, 2, 1, 16, 1, 3, 1> {};
-struct Config16x32 : TileConfig<16, 2, 1, 8, 1, 3, 2> {};
-struct Config16x128 : TileConfig<16, 2, 4, 2, 1, 4, 2> {};
-struct Config32x128 : TileConfig<32, 2, 4, 2, 1, 4, 1, 64> {};
+struct Config8x16x1024 : TileConfig<8, 1, 1, 4, 2, 6, 4> {};
+struct Config8x16x2048 : TileConfig<8, 1, 1, 16, 3, 2> {};
+struct Config8x16x2048_long : TileConfig<8, 1, 1, 8, 2, 3, 4> {
+  static constexpr std::string_view kSuffix = "_long";
+};
+struct Config8x32x512 : TileConfig<8, 2, 1, 4, 3, 7> {};
+struct Config8x32x1024 : TileConfig<8, 2, 1, 8, 3, 3> {};
+struct Config8x32x2048 : TileConfig<8, 2, 1, 16, 3, 1> {};
+struct Config16x32x1024 : TileConfig<16, 2, 1, 8, 3, 2> {};
+struct Config16x128 : TileConfig<16, 2, 4, 2, 4, 2> {};
+struct Config32x128 : TileConfig<32, 2, 4, 2, 4, 1, 2, 64> {};
 
 // The tokens that one share of K needs, as they come through shared memory. Each thread copies the same 16 bytes of a
 // row of every unit.
@@ -75,50 +80,63 @@ template <class Config, class T>
 struct TokenRing {
   static constexpr int kPieces = Config::kUnitK / kVectorElems, kSharers = Config::kWarpsN * kWarpSize;
   static constexpr int kRowsAtOnce = kSharers / kPieces;
+  static constexpr int kRowsBytes = kRowsAtOnce * static_cast<int>(sizeof(Config::Stage::rows[0]));
   static_assert(kRowsAtOnce * kPieces == kSharers);
 
   typename Config::Stage* stages;
   const T* g_piece;
-  int left;      // elements of K from the piece on; negative past the end
-  int next = 0;  // stage to be read
+  char* s_piece;  // of the next stage to be filled
+  int left;       // elements of K from the piece on; may be negative past the last unit
+  int next = 0;   // stage to be read
 
   // From row k of rhs on; the first token is at g_x.
-  __device__ TokenRing(typename Config::Stage* stages, const T* g_x, int64_t ld, int64_t K, int k) : stages(stages) {
+  __device__ TokenRing(typename Config::Stage* stages, const T* g_x, int64_t ld, int K, int k)
+      : stages(stages), s_piece(stages[0].rows[row()] + thread() % kPieces * kVectorBytes) {
     const int at = k + thread() % kPieces * kVectorElems;
     g_piece = g_x + row() * ld + at;
-    left = static_cast<int>(K) - at;
+    left = K - at;
   }
 
-  // Begins the copy of the next unit. Rows beyond the last token are not read; beyond K there are zeros, for which PTX
-  // wants some address that is mapped.
-  __device__ void fill(typename Config::Stage& stage, int64_t ld, int tokens, const T* g_mapped) {
-    const int valid = left <= 0 ? 0 : left < kVectorElems ? left * 2 : kVectorBytes;
-    char* s_piece = stage.rows[row()] + thread() % kPieces * kVectorBytes;
-    const T* g_from = g_piece;
+  // Begins the copy of the next unit, if it exists. Rows beyond the last token are not read; beyond K there are zeros,
+  // for which PTX wants some address that is mapped.
+  __device__ void fill(bool exists, int64_t ld, int tokens, const T* g_mapped) {
+    if (exists) {
+      char* s_to = s_piece;
+      const T* g_from = g_piece;
+      if (left >= kVectorElems) {
 #pragma unroll 1
-    for (int i = row(); i < tokens; i += kRowsAtOnce) {
-      ptx::cp_async_16(s_piece, valid > 0 ? g_from : g_mapped, valid);
-      s_piece += kRowsAtOnce * static_cast<int>(sizeof(stage.rows[0]));
-      g_from += kRowsAtOnce * ld;
+        for (int i = row(); i < tokens; i += kRowsAtOnce, s_to += kRowsBytes, g_from += kRowsAtOnce * ld) {
+          ptx::cp_async_16(s_to, g_from);
+        }
+      } else {
+#pragma unroll 1
+        for (int i = row(); i < tokens; i += kRowsAtOnce, s_to += kRowsBytes, g_from += kRowsAtOnce * ld) {
+          ptx::cp_async_16(s_to, left > 0 ? g_from : g_mapped, left > 0 ? left * 2 : 0);
+        }
+      }
     }
     ptx::cp_async_commit();
     g_piece += Config::kCtaTile.k;
     left -= Config::kCtaTile.k;
+    s_piece += sizeof(stages[0]);
   }
 
-  // Waits for the oldest unit that has not been read, and begins the copy of another one in the place of the one
-  // before.
-  __device__ const typename Config::Stage& read(int64_t ld, int tokens, const T* g_mapped) {
+  // Waits for the oldest unit that has not been read.
+  __device__ const typename Config::Stage& wait() const {
     ptx::cp_async_wait<Config::kStages - 2>();
     if constexpr (Config::kWarpsN == 1) {
       __syncwarp();
     } else {
       __syncthreads();  // not of those alone that share the stages: racecheck loses count of such barriers
     }
-    const int stage = next;
-    fill(stages[stage == 0 ? Config::kStages - 1 : stage - 1], ld, tokens, g_mapped);
-    next = stage + 1 == Config::kStages ? 0 : stage + 1;
-    return stages[stage];
+    return stages[next];
+  }
+
+  // After that, begins the copy of another one in the place of the one before.
+  __device__ void refill(bool exists, int64_t ld, int tokens, const T* g_mapped) {
+    if (next == 1) s_piece -= sizeof(typename Config::Stage[Config::kStages]);
+    fill(exists, ld, tokens, g_mapped);
+    next = next + 1 == Config::kStages ? 0 : next + 1;
   }
 
  private:
@@ -126,68 +144,82 @@ struct TokenRing {
   __device__ static int row() { return thread() / kPieces; }
 };
 
-// Small groups have more scales on their way, and zero points take as much: there are registers for fewer CTAs.
-template <class Config, Grouping kGrouping, int kSegment>
-constexpr int kResidentCtas = [] {
-  constexpr int kSegments = Config::kUnitK / (kSegment * kMmaK),
-                kFewer = kSegments * (kGrouping == Grouping::kScales16 ? 1 : 2) / 2;
-  return Config::kCtas > kFewer ? Config::kCtas - kFewer : 1;
-}();
+template <class Config, Grouping kGrouping, int kSegments>
+constexpr int kResidentCtas =
+    int4_mma_resident_ctas(Config::kCtas, Config::kWarpTile, kSegments, kGrouping != Grouping::kScales16);
 
-// kSegment: steps of K after which sums are scaled; a group is a whole number of those, or all of K.
-template <class Config, class T, Grouping kGrouping, int kSegment>
-__global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGrouping, kSegment>)
+// kSegments: in how many parts a unit's sums are scaled.
+template <class Config, class T, Grouping kGrouping, int kSegments>
+__global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGrouping, kSegments>)
     int4_mma_kernel(GlobalMatrix<T, false> g_x, PackedCodes codes, GroupParameters groups, Epilogue epilogue,
                     float* g_partials, TileGrid grid, SplitK split, int64_t M, int64_t N, int64_t K) {
   constexpr Tile kCta = Config::kCtaTile;
-  constexpr int kRowTiles = Config::kRowTiles, kTokenTiles = kCta.m / kMmaN, kAhead = Config::kAhead;
-  constexpr int kSegments = Config::kUnitK / kMmaK / kSegment;
+  constexpr int kRowTiles = Config::kRowTiles, kTokenTiles = kCta.m / kMmaN;
+  constexpr int kSegment = Config::kUnitK / kMmaK / kSegments;  // steps of K
   auto& smem = shared_storage<typename Config::SharedStorage>();
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize, lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp_n = warp % Config::kWarpsN, warp_k = warp / Config::kWarpsN;
 
-  const auto [tile_index, first_k, depth, _] = split.unit(blockIdx.x, K);
-  const TileCoord tile = grid.tile(tile_index);
+  // With few tokens what comes before the first load counts: in the most frequent case it is short.
+  const bool one_row = gridDim.x == static_cast<unsigned>(grid.tiles_n);  // of tiles, of one batch, with all of K
+  TileCoord tile = {0, 0, static_cast<int64_t>(blockIdx.x) * kCta.n};
+  int64_t first_k = 0, depth = K, batch_codes = 0, batch_groups = 0;
+  const T* g_first = g_x.data;
+  if (!one_row) {
+    const SplitK::Unit unit = split.unit(blockIdx.x, K);
+    tile = grid.tile(unit.tile);
+    first_k = unit.k;
+    depth = unit.depth;
+    batch_codes = tile.batch * codes.batch_words();
+    batch_groups = tile.batch * groups.batch_elements();
+    g_first = g_x.at(tile.batch, tile.row, 0);
+  }
   const int tokens = static_cast<int>(M - tile.row < kCta.m ? M - tile.row : kCta.m);
-  const int last_token = tokens - 1, end = static_cast<int>(first_k + depth);
+  const int last_token = tokens - 1, rows = static_cast<int>(K), end = static_cast<int>(first_k + depth);
   const int first = static_cast<int>(first_k) + warp_k * Config::kUnitK;
   const int64_t col = tile.col + warp_n * Config::kWarpTile.n;
 
-  // Codes, scales and zero points of the next units.
+  // Codes, scales and zero points of the next unit. Where there are none, what was there before does no harm: it meets
+  // tokens that are 0, or columns that are not written.
   struct Unit {
     uint4 words[kRowTiles][Config::kUnitTiles];
     ColumnPair<kGrouping> groups[kRowTiles][kSegments];
-  } units[kAhead];
-  const uint4* g_codes = codes.column(tile.batch, static_cast<int>(col / kPackedTileN));
-  const int to_next = codes.to_next(static_cast<int>(col / kPackedTileN));
-  static_assert(kRowTiles <= 2);
-  const ColumnGroups<kGrouping> columns(groups, tile.batch, col + lane / 4);
-  const auto load = [&](Unit& unit, int k) {
+  } unit = {};
+  const uint4* g_codes[kRowTiles];
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+    g_codes[r] = codes.column(static_cast<int>(col / kPackedTileN) + r) + batch_codes +
+                 first / kPackedTileK * PackedCodes::kLanes;
+  }
+  const ColumnGroups<kGrouping> columns(groups, batch_groups, col + lane / 4);
+  const auto load = [&](int k) {
     if (k >= end) return;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      const uint4* g_unit = g_codes + r * to_next + static_cast<int64_t>(k / kPackedTileK) * PackedCodes::kLanes;
 #pragma unroll
       for (int i = 0; i < Config::kUnitTiles; ++i) {
-        const bool exists = k / kPackedTileK + i < codes.tiles_k;
-        unit.words[r][i] = exists ? ptx::load_once_16(g_unit + i * PackedCodes::kLanes) : uint4{};
+        if (i == 0 || k + i * kPackedTileK < rows) {
+          unit.words[r][i] = ptx::load_once_16(g_codes[r] + i * PackedCodes::kLanes);
+        }
       }
+      g_codes[r] += kCta.k / kPackedTileK * PackedCodes::kLanes;
 #pragma unroll
       for (int s = 0; s < kSegments; ++s) {
         const int at = k + s * kSegment * kMmaK;
-        columns.load(unit.groups[r][s], groups, at < K ? at : k, r * kMmaM);
+        columns.load(unit.groups[r][s], groups, at < rows ? at : k, r * kMmaM);
       }
     }
   };
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) load(units[i], first + i * kCta.k);
+  load(first);
 
-  TokenRing<Config, T> ring(smem.stages[warp_k], g_x.at(tile.batch, tile.row, 0), g_x.ld, K, first);
-#pragma unroll 1
-  for (int i = 0; i < Config::kStages - 1; ++i) ring.fill(smem.stages[warp_k][i], g_x.ld, tokens, g_x.data);
+  TokenRing<Config, T> ring(smem.stages[warp_k], g_first, g_x.ld, rows, first);
+#pragma unroll
+  for (int i = 0; i < Config::kStages - 1; ++i) {
+    ring.fill(first + i * kCta.k < end, g_x.ld, tokens, g_x.data);
+  }
 
   float sums[kRowTiles][kTokenTiles][4] = {};
-  const auto multiply = [&](const Unit& unit, const typename Config::Stage& stage) {
+  const auto multiply = [&](const typename Config::Stage& stage) {
     float partial[kRowTiles][kTokenTiles][4];
 #pragma unroll
     for (int pair = 0; pair < Config::kUnitK / (2 * kMmaK); ++pair) {  // of steps, which one ldmatrix loads
@@ -227,25 +259,21 @@ __global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGroup
     }
   };
   const int last = Config::kWarpsN == 1 ? end : end + warp_k * Config::kUnitK;  // as often in warps that meet
-  for (int k = first; k < last; k += kAhead * kCta.k) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int at = k + i * kCta.k;
-      if constexpr (Config::kWarpsN == 1) {
-        if (at < end) multiply(units[i], ring.read(g_x.ld, tokens, g_x.data));
-      } else {
-        static_assert(kAhead == 1);
-        const auto& stage = ring.read(g_x.ld, tokens, g_x.data);
-        if (at < end) multiply(units[i], stage);
-      }
-      load(units[i], at + kAhead * kCta.k);
-    }
+#pragma unroll 1
+  for (int k = first; k < last; k += kCta.k) {
+    const auto& stage = ring.wait();
+    const auto refill = [&] { ring.refill(k + (Config::kStages - 1) * kCta.k < end, g_x.ld, tokens, g_x.data); };
+    if constexpr (Config::kStages == 2) refill();  // else there is time for it
+    if (Config::kWarpsN == 1 || k < end) multiply(stage);
+    load(k + kCta.k);
+    if constexpr (Config::kStages > 2) refill();
   }
 
   ptx::cp_async_wait_all();
   __syncthreads();
   // Found again, not kept in registers while the sums need them.
-  const TileCoord out_tile = grid.tile(split.unit(blockIdx.x, K).tile);
+  const TileCoord out_tile =
+      one_row ? TileCoord{0, 0, static_cast<int64_t>(blockIdx.x) * kCta.n} : grid.tile(split.unit(blockIdx.x, K).tile);
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
@@ -308,18 +336,18 @@ std::string launch(const GemmArgs& args) {
   }
   const SplitK split(describe<Config>(), p, Config::kCtaTile);
   float* partials = split.splits == 1 ? nullptr : reinterpret_cast<float*>(workspace);
-  const auto launch_for = [&]<class T, Grouping kGrouping, int kSegment>() {
-    return launch_kernel(int4_mma_kernel<Config, T, kGrouping, kSegment>, split.units(), Config::kThreads,
+  const auto launch_for = [&]<class T, Grouping kGrouping, int kSegments>() {
+    return launch_kernel(int4_mma_kernel<Config, T, kGrouping, kSegments>, split.units(), Config::kThreads,
                          describe<Config>().smem_bytes, args.stream, GlobalMatrix<T, false>(x.data, x.view),
                          PackedCodes(args), GroupParameters(args), Epilogue(args), partials,
                          TileGrid(Config::kCtaTile, p.M, p.N), split, p.M, p.N, p.K);
   };
-  constexpr int kUnit = Config::kUnitK / kMmaK, kSmallest = Config::kGroupMultiple / kMmaK;
+  constexpr int kMost = Config::kUnitK / Config::kGroupMultiple;
+  const int segments = scaled_parts(p.codes.group_size, p.K, Config::kUnitK, Config::kGroupMultiple);
   const auto launch_with = [&]<class T, Grouping kGrouping>() {
-    const int64_t group = p.codes.group_size;
-    if (group >= p.K || group % Config::kUnitK == 0) return launch_for.template operator()<T, kGrouping, kUnit>();
-    if (group % (Config::kUnitK / 2) == 0) return launch_for.template operator()<T, kGrouping, kUnit / 2>();
-    return launch_for.template operator()<T, kGrouping, kSmallest>();
+    if (segments == 1) return launch_for.template operator()<T, kGrouping, 1>();
+    if (segments == 2) return launch_for.template operator()<T, kGrouping, 2>();
+    return launch_for.template operator()<T, kGrouping, kMost>();
   };
   const auto launch_of = [&]<class T>() {
     switch (GroupParameters(args).grouping()) {
@@ -327,7 +355,7 @@ std::string launch(const GemmArgs& args) {
       case Grouping::kScales16Zeros: return launch_with.template operator()<T, Grouping::kScales16Zeros>();
       case Grouping::kScales32: break;
     }
-    return launch_for.template operator()<T, Grouping::kScales32, kSmallest>();  // rare: in one way, which fits all
+    return launch_for.template operator()<T, Grouping::kScales32, kMost>();  // rare: in one way, which fits all
   };
   std::string error = p.lhs_dtype == DType::kF16 ? launch_of.template operator()<__half>()
                                                  : launch_of.template operator()<__nv_bfloat16>();
@@ -341,5 +369,6 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(int4_mma, &kKernel<Config8x16>, &kKernel<Config8x32x1024>, &kKernel<Config8x32x512>,
-               &kKernel<Config8x32x2048>, &kKernel<Config16x32>, &kKernel<Config16x128>, &kKernel<Config32x128>)
+JAXGEMM_FAMILY(int4_mma, &kKernel<Config8x16x1024>, &kKernel<Config8x16x2048>, &kKernel<Config8x16x2048_long>,
+               &kKernel<Config8x32x512>, &kKernel<Config8x32x1024>, &kKernel<Config8x32x2048>,
+               &kKernel<Config16x32x1024>, &kKernel<Config16x128>, &kKernel<Config32x128>)

@@ -32,11 +32,15 @@
 namespace jaxgemm {
 namespace {
 
-constexpr int kWarpgroup = ptx::kWarpgroupThreads, kWarp = 32;
+constexpr int kWarpgroup = ptx::kWarpgroupThreads, kWarp = 32, kWarpsOfGroup = kWarpgroup / kWarp;
+constexpr int kRegisters = 65536;  // of a multiprocessor
+// Named barriers, after that of ParkedSums: the pipeline's barriers are initialised.
+constexpr int kReady = 2;
 
 // CONSUMERS warpgroups have BLOCKS times 64 columns each, which takes fewer instructions for each column, and more
 // registers. A k-tile has HALVES times 64 rows, which are converted and multiplied in PARTS. CTAS: as in int4_mma.
-template <int TOKENS, int CONSUMERS, int STAGES, int CTAS = 1, int HALVES = 2, int BLOCKS = 1, int PARTS = 2 * BLOCKS>
+// TURNS: a tile is one warpgroup's, which writes its sums while the other multiplies the next tile.
+template <int TOKENS, int CONSUMERS, int STAGES, int CTAS = 1, int HALVES = 2, int BLOCKS = 1, bool TURNS = false>
 struct TileConfig {
   static constexpr std::string_view kFamily = "int4_wgmma";
   static constexpr std::array<DTypes, 4> kDTypes = {{{DType::kF16, DType::kF16, DType::kF16},
@@ -44,12 +48,14 @@ struct TileConfig {
                                                      {DType::kF16, DType::kF16, DType::kF32},
                                                      {DType::kBF16, DType::kBF16, DType::kF32}}};
   static constexpr int kMinSm = 90, kMaxSm = 90, kBits = 4, kGroupMultiple = 32;
-  static constexpr bool kSplitK = true, kTma = true, kScalesSums = TOKENS <= 32;
-  static constexpr int kHalves = HALVES, kBlocks = BLOCKS, kParts = PARTS, kRowBytes = 128;
+  static_assert(!TURNS || CONSUMERS == 2);
+  static constexpr bool kTurns = TURNS, kSplitK = !TURNS, kTma = true, kScalesSums = TOKENS <= 32;
+  static constexpr int kHalves = HALVES, kBlocks = BLOCKS, kParts = 2 * BLOCKS, kRowBytes = 128;
+  static constexpr int kTogether = TURNS ? 1 : CONSUMERS;  // warpgroups that multiply a tile
   static constexpr int kMostSegments = kHalves * kPackedTileK / kGroupMultiple;
-  static constexpr Tile kCtaTile = {TOKENS, CONSUMERS * BLOCKS * ptx::kWgmmaM, kHalves * kPackedTileK};
+  static constexpr Tile kCtaTile = {TOKENS, kTogether * BLOCKS * ptx::kWgmmaM, kHalves * kPackedTileK};
   static constexpr Tile kWarpTile = {TOKENS, BLOCKS * ptx::kWgmmaM / 4, kCtaTile.k};
-  static constexpr int kStages = STAGES, kConsumers = CONSUMERS, kCtas = CTAS;
+  static constexpr int kStages = STAGES, kCtas = CTAS;
   // Warpgroups with many sums want more registers than a multiprocessor has for everybody: a whole warpgroup then
   // produces, and gives its own away.
   static constexpr bool kMovesRegisters = CTAS == 1 && (CONSUMERS == 2 || TOKENS == 128);
@@ -57,8 +63,8 @@ struct TileConfig {
   static constexpr int kConsumerThreads = CONSUMERS * kWarpgroup;
   static constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? kWarpgroup : kWarp);
   // What is taken has been given back: the CTA has no more than it began with.
-  static_assert(!kMovesRegisters ||
-                CONSUMERS * kConsumerRegisters + kProducerRegisters <= (CONSUMERS + 1) * (65536 / kThreads / 8 * 8));
+  static_assert(!kMovesRegisters || CONSUMERS * kConsumerRegisters + kProducerRegisters <=
+                                        (CONSUMERS + 1) * (kRegisters / kThreads / 8 * 8));
 
   struct Stage {
     alignas(1024) char tokens[kHalves][TOKENS * kRowBytes];
@@ -68,13 +74,14 @@ struct TileConfig {
   };
   struct Pipeline {
     alignas(8) ptx::Mbarrier full[STAGES], empty[STAGES];
+    ptx::Mbarrier seen[CONSUMERS];  // all k-tiles of a tile, by the warpgroup whose turn it was
   };
   struct SharedStorage {
     union {
       Stage stages[STAGES];
       SumRows<kCtaTile.m, kCtaTile.n> sums;  // when the CTA has nothing more to multiply
     };
-    TurnedTile turned[kConsumerThreads / 32];
+    TurnedTile turned[kConsumerThreads / kWarp];
     Pipeline pipeline;
   };
 };
@@ -102,6 +109,7 @@ struct Config64x256 : TileConfig<64, 4, 6> {};
 struct Config128x128 : TileConfig<128, 2, 5> {};
 struct Config128x256 : TileConfig<128, 4, 8, 1, 1> {};
 struct Config256x128 : TileConfig<256, 2, 3> {};
+struct Config256x64 : TileConfig<256, 2, 3, 1, 2, 1, true> {};
 
 struct Maps {
   CUtensorMap tokens, codes, scales, zeros;
@@ -124,20 +132,63 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   auto& smem = shared_storage<typename Config::SharedStorage>();
   auto& pipeline = smem.pipeline;
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Config::kStages; ++i) {
-      ptx::mbarrier_init(pipeline.full[i], 1);
-      ptx::mbarrier_init(pipeline.empty[i], Config::kConsumers * kWarpgroup / 32);
-    }
-    ptx::fence_mbarrier_init();
-  }
-  __syncthreads();
-
   // As the compiler sees it, the same for all lanes: what follows from it alone needs no vector registers.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarp, 0);
-  if (warp >= Config::kConsumerThreads / kWarp) {
+  if (warp < Config::kConsumerThreads / kWarp) {
+    if constexpr (Config::kMovesRegisters) ptx::register_alloc<Config::kConsumerRegisters>();
+    ptx::barrier_sync(kReady, Config::kThreads);
+    const int warpgroup = warp / kWarpsOfGroup, in_tile = warpgroup % Config::kTogether;
+    using Loop = sm90::CodesMainloop<Config, T, kZeros, kSegments>;
+    const Loop loop(in_tile, work.scale_dtype);
+    sm90::CodesRing ring;
+    int turn = 0;
+    work.share.for_each([&](const ClusterShare::Part& part) {
+      if constexpr (Config::kTurns) {
+        const int n = turn++;
+        if (n % 2 != warpgroup) return ring.skip(part.count, Config::kStages);
+        // For a k-tile nobody may wait before the ring is there: the one a round earlier has the same parity, or that
+        // of the one before it.
+        ptx::mbarrier_wait(pipeline.seen[warpgroup ^ 1], static_cast<uint32_t>(n / 2 + (warpgroup ^ 1)) & 1u);
+      }
+      typename Loop::Sums sums;
+      loop.run(sums, smem, ring, part.count, [&] {
+        if (Config::kTurns && threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(pipeline.seen[warpgroup]);
+      });
+      if constexpr (Config::kSplitK) {
+        if (!part.first || !part.last) return ParkedSums<Config>(work.share, smem.sums, work.parked).store(sums, part);
+      }
+      TileCoord tile = work.share.grid.tile(part.tile);
+      tile.col += in_tile * Loop::kBlocks * ptx::kWgmmaM;
+#pragma unroll 1
+      for (int block = 0; block < Loop::kBlocks; ++block, tile.col += ptx::kWgmmaM) {  // in turns: the code is long
+        TurnedSums<T, Loop::kRegisters>(epilogue, tile, M, N).write(sums[0], smem.turned[threadIdx.x / kWarp]);
+        static_assert(Loop::kBlocks <= 2, "the last one is the next one");
+#pragma unroll
+        for (int i = 0; i < Loop::kRegisters; ++i) sums[0][i] = sums[Loop::kBlocks - 1][i];
+      }
+    });
+    if constexpr (Config::kSplitK) {
+      if (work.share.ctas > 1) {
+        ptx::cluster_sync();
+        ParkedSums<Config>(work.share, smem.sums, work.parked).add_up(epilogue, M, N);
+      }
+    }
+  } else {  // ptxas puts this first: what begins first should not have to wait for instructions from afar
     if constexpr (Config::kMovesRegisters) ptx::register_dealloc<Config::kProducerRegisters>();
-    if (threadIdx.x == Config::kConsumerThreads) {
+    const bool produces = threadIdx.x == Config::kConsumerThreads;
+    if (produces) {
+      for (int i = 0; i < Config::kStages; ++i) {
+        ptx::mbarrier_init(pipeline.full[i], 1);
+        ptx::mbarrier_init(pipeline.empty[i], Config::kTogether * kWarpsOfGroup);
+      }
+      if constexpr (Config::kTurns) {
+        for (auto& barrier : pipeline.seen) ptx::mbarrier_init(barrier, kWarpsOfGroup);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    __syncwarp();
+    ptx::barrier_arrive(kReady, Config::kThreads);
+    if (produces) {
       constexpr uint32_t kParameters = kSegments * kCta.n;
       constexpr uint32_t kBytes = sizeof(Config::Stage::tokens) + sizeof(Config::Stage::codes) +
                                   kParameters * (sizeof(uint16_t) + (kZeros ? sizeof(uint8_t) : 0));
@@ -170,29 +221,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     }
     __syncwarp();
     if (work.share.ctas > 1) ptx::cluster_sync();
-  } else {
-    if constexpr (Config::kMovesRegisters) ptx::register_alloc<Config::kConsumerRegisters>();
-    const int warpgroup = warp / (kWarpgroup / kWarp);
-    using Loop = sm90::CodesMainloop<Config, T, kZeros, kSegments>;
-    const Loop loop(warpgroup, work.scale_dtype);
-    sm90::CodesRing ring;
-    work.share.for_each([&](const ClusterShare::Part& part) {
-      typename Loop::Sums sums;
-      loop.run(sums, smem, ring, part.count);
-      if (!part.first || !part.last) return ParkedSums<Config>(work.share, smem.sums, work.parked).store(sums, part);
-      TileCoord tile = work.share.grid.tile(part.tile);
-      tile.col += warpgroup * Loop::kBlocks * ptx::kWgmmaM;
-#pragma unroll 1
-      for (int block = 0; block < Loop::kBlocks; ++block, tile.col += ptx::kWgmmaM) {  // in turns: the code is long
-        TurnedSums<T, Loop::kRegisters>(epilogue, tile, M, N).write(sums[0], smem.turned[threadIdx.x / kWarp]);
-#pragma unroll
-        for (int i = 0; i < Loop::kRegisters; ++i) sums[0][i] = sums[Loop::kBlocks - 1][i];
-      }
-    });
-    if (work.share.ctas > 1) {
-      ptx::cluster_sync();
-      ParkedSums<Config>(work.share, smem.sums, work.parked).add_up(epilogue, M, N);
-    }
   }
   // Other CTAs may still read this one's shared memory.
   if (work.share.ctas > 1) ptx::cluster_sync_relaxed();
@@ -208,8 +236,7 @@ int64_t copied_bytes(const Problem& p) {
 // Of so many CTAs, what is launched at most: as many as run at the same time, if there are more tiles.
 template <class Config>
 int64_t planned_clusters(const Problem& p, int64_t splits) {
-  const Tile& tile = Config::kCtaTile;
-  const int64_t tiles = p.batch * ((p.M + tile.m - 1) / tile.m) * ((p.N + tile.n - 1) / tile.n);
+  const int64_t tiles = TileGrid(Config::kCtaTile, p.M, p.N).ctas(p.batch);
   return std::min(tiles, mixed_clusters(describe<Config>(), splits, planned_multiprocessors(p.sm)));
 }
 
@@ -231,11 +258,10 @@ std::string launch(const GemmArgs& args) {
   if (std::string error = operand.prepare(x, workspace, args.stream); !error.empty()) return error;
 
   constexpr Tile kTile = Config::kCtaTile;
-  constexpr int kUnit = kTile.k;
   const int splits = p.K == 0 ? 1 : static_cast<int>(p.split.splits);
   const int64_t words = packed_tiles_k(p) * kPackedTileBytes / 4, tiles_n = packed_tiles_n(p),
                 groups = p.codes.groups(p.K), group = p.codes.group_size;
-  const int segments = group >= p.K || group % kUnit == 0 ? 1 : group % (kUnit / 2) == 0 ? 2 : Config::kMostSegments;
+  const int segments = scaled_parts(group, p.K, kTile.k, Config::kGroupMultiple);
   const auto parameters = [&](const void* data, DType dtype) {
     return TensorBox{.data = data,
                      .dtype = dtype,
@@ -299,4 +325,5 @@ JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config8x128>, &kKernel<Config8x256>, &kKerne
                &kKernel<Config16x128x128>, &kKernel<Config16x128x128_wide>, &kKernel<Config16x256x128>,
                &kKernel<Config16x256x128_wide>, &kKernel<Config32x64>, &kKernel<Config32x128>, &kKernel<Config32x256>,
                &kKernel<Config64x64>, &kKernel<Config64x128x128>, &kKernel<Config64x128x128_deep>,
-               &kKernel<Config64x256>, &kKernel<Config128x128>, &kKernel<Config128x256>, &kKernel<Config256x128>)
+               &kKernel<Config64x256>, &kKernel<Config128x128>, &kKernel<Config128x256>, &kKernel<Config256x128>,
+               &kKernel<Config256x64>)

@@ -18,6 +18,10 @@ struct CodesRing {
     stage = stage + 1 == stages ? 0 : stage + 1;
     parity ^= stage == 0 ? 1u : 0u;
   }
+  __device__ void skip(int k_tiles, int stages) {
+    parity ^= static_cast<uint32_t>((stage + k_tiles) / stages) & 1u;
+    stage = (stage + k_tiles) % stages;
+  }
 };
 
 // kSegments: groups that a k-tile has, whose scales are then different.
@@ -143,20 +147,22 @@ struct CodesMainloop {
     if (thread() % 32 == 0) ptx::mbarrier_arrive(pipeline.empty[stage]);
   }
 
-  // sums = the weights' columns * the tokens, over k_tiles that the producer brings.
-  template <class Storage>
-  __device__ void run(Sums& sums, Storage& smem, CodesRing& ring, int k_tiles) const {
+  // sums = the weights' columns * the tokens, over k_tiles that the producer brings. Calls all_seen() when the last one
+  // has come.
+  template <class Storage, class AllSeen>
+  __device__ void run(Sums& sums, Storage& smem, CodesRing& ring, int k_tiles, AllSeen&& all_seen) const {
     auto& pipeline = smem.pipeline;
 #pragma unroll
     for (auto& block : sums) {
 #pragma unroll
       for (float& sum : block) sum = 0.0f;
     }
-    if (k_tiles == 0) return;
+    if (k_tiles == 0) return all_seen();
     Fragments fragments[2];
     Parameters parameters;
     int stage = ring.stage, old = stage;
     ptx::mbarrier_wait(pipeline.full[stage], ring.parity);
+    if (k_tiles == 1) all_seen();
     convert(fragments[0], parameters, smem.stages[stage], 0);
     Sums products;  // of a k-tile, if those are scaled
     Sums& into = either(products, sums);
@@ -183,6 +189,7 @@ struct CodesMainloop {
       stage = ring.stage;
       if (i + 1 < k_tiles) {
         ptx::mbarrier_wait(pipeline.full[stage], ring.parity);
+        if (i + 2 == k_tiles) all_seen();
         convert(fragments[0], parameters, smem.stages[stage], 0);
       }
       if constexpr (kScalesSums) {

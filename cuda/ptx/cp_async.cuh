@@ -12,6 +12,13 @@
 
 namespace jaxgemm::ptx {
 
+// Copies 16 bytes. Both addresses must be multiples of 16. Bypasses the L1 cache.
+__device__ inline void cp_async_16(void* s_dst, const void* g_src) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(s_dst)),
+               "l"(__cvta_generic_to_global(g_src))
+               : "memory");
+}
+
 // Copies the first valid_bytes (0 to 16) of 16 bytes and fills the rest with zeros. Both addresses must be multiples of
 // 16, even if nothing is read. Bypasses the L1 cache.
 __device__ inline void cp_async_16(void* s_dst, const void* g_src, int valid_bytes) {

@@ -21,9 +21,12 @@ struct ClusterShare {
   unsigned rounds, rest;  // tiles of a cluster; how many clusters have one more
   int share[2];           // k-tiles of a CTA, by whether its cluster has one more
 
+  // A row of tiles takes more of the L2 cache than a column, whose weights are codes: bands are narrow.
+  static constexpr int kBandRows = 4;
+
   // `clusters` is 1 or more.
   ClusterShare(const Tile& tile, const Problem& p, int64_t clusters, int ctas)
-      : grid(tile, p.M, p.N),
+      : grid(tile, p.M, p.N, kBandRows),
         by_ctas(ctas),
         ctas(ctas),
         k_tiles(static_cast<int>((p.K + tile.k - 1) / tile.k)),

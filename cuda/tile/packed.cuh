@@ -37,10 +37,12 @@ struct PackedCodes {
         tiles_k(static_cast<int>(packed_tiles_k(args.problem))),
         tiles_n(static_cast<int>(packed_tiles_n(args.problem))) {}
 
-  // The executing lane's words of the first tile of 16 columns, the last ones if there are none so far to the right.
-  __device__ const uint4* column(int64_t batch, int tile_n) const {
-    const int64_t last = tiles_n - 1, column = batch * tiles_n + (tile_n < last ? tile_n : last);
-    return tiles + column * tiles_k * kLanes + threadIdx.x % kLanes;
+  __device__ int64_t batch_words() const { return static_cast<int64_t>(tiles_n) * tiles_k * kLanes; }
+  // The executing lane's words of the first tile of 16 columns, the last ones if there are none so far to the right; of
+  // the first batch.
+  __device__ const uint4* column(int tile_n) const {
+    const int64_t column = tile_n < tiles_n ? tile_n : tiles_n - 1;
+    return tiles + column * (tiles_k * kLanes) + threadIdx.x % kLanes;
   }
   // From there to the tiles of the next 16 columns, if there are more.
   __device__ int to_next(int tile_n) const { return tile_n < tiles_n - 1 ? tiles_k * kLanes : 0; }
@@ -88,6 +90,8 @@ struct GroupParameters {
     return zeros == nullptr ? Grouping::kScales16 : Grouping::kScales16Zeros;
   }
 
+  __device__ int64_t batch_elements() const { return groups * N; }
+
   __device__ float scale(float scale) const { return scale; }
   __device__ float scale(uint16_t bits) const {
     const float half = __half2float(__ushort_as_half(bits)), bfloat = __bfloat162float(__ushort_as_bfloat16(bits));
@@ -95,30 +99,32 @@ struct GroupParameters {
   }
 };
 
-// The same, as a lane reads them: of columns from `col` on.
+// The same, as a lane reads them: of columns from `col` on, of the batch whose elements begin there.
 template <Grouping kGrouping>
 struct ColumnGroups {
+  using Scale = std::decay_t<decltype(ColumnPair<kGrouping>::scales[0])>;
   static constexpr int kDistance = 8;
-  int64_t first;  // element of the first group
-  int columns;    // that there are
+  const Scale* scales;   // of the first group
+  const uint8_t* zeros;  // nullptr: there are none
+  int columns;           // that there are
 
-  __device__ ColumnGroups(const GroupParameters& all, int64_t batch, int64_t col)
-      : first(batch * all.groups * all.N + col), columns(static_cast<int>(all.N - col < 1024 ? all.N - col : 1024)) {}
+  __device__ ColumnGroups(const GroupParameters& all, int64_t batch_elements, int64_t col)
+      : scales(static_cast<const Scale*>(all.scales) + batch_elements + col),
+        zeros(all.zeros == nullptr ? nullptr : all.zeros + batch_elements + col),
+        columns(static_cast<int>(all.N - col < 1024 ? all.N - col : 1024)) {}
 
-  // Of the group of row k, which exists, and of columns `at` and `at` + 8; 0 for columns that there are not.
+  // Of the group of row k, which exists, and of columns `at` and `at` + 8. Of columns that there are not, nothing is
+  // read, and what was in their place stays.
   __device__ void load(ColumnPair<kGrouping>& pair, const GroupParameters& all, int k, int at) const {
-    using Scale = std::decay_t<decltype(pair.scales[0])>;
-    const int64_t row = first + all.by_group.divide(static_cast<unsigned>(k)).quotient * all.N;
-    const Scale* g_scales = static_cast<const Scale*>(all.scales) + row;
+    const int64_t row = all.by_group.divide(static_cast<unsigned>(k)).quotient * all.N;
+    const Scale* g_scales = scales + row;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int column = at + i * kDistance;
-      const bool exists = column < columns;
-      pair.scales[i] = exists ? g_scales[column] : Scale{};
-      if constexpr (kGrouping == Grouping::kScales16Zeros) pair.zeros[i] = exists ? all.zeros[row + column] : kMiddle;
-      if constexpr (kGrouping == Grouping::kScales32) {
-        pair.zeros[i] = exists && all.zeros != nullptr ? all.zeros[row + column] : kMiddle;
-      }
+      if (column >= columns) continue;
+      pair.scales[i] = g_scales[column];
+      if constexpr (kGrouping == Grouping::kScales16Zeros) pair.zeros[i] = zeros[row + column];
+      if constexpr (kGrouping == Grouping::kScales32) pair.zeros[i] = zeros == nullptr ? kMiddle : zeros[row + column];
     }
   }
 };
@@ -151,9 +157,8 @@ struct CodePairs<__nv_bfloat16> {
   }
 
  private:
-  __device__ static uint32_t minus_of(uint32_t zero) {
-    const float minus = static_cast<float>(zero) * (-1.0f / kFactor);
-    return ptx::pack<__nv_bfloat16>(minus, minus);
+  __device__ static uint32_t minus_of(uint32_t zero) {  // as of codes
+    return ptx::mul2<__nv_bfloat16>(zero * 0x10001u, kOnce | 0x80008000);
   }
 };
 

@@ -23,6 +23,13 @@ def by_tma(info: Any) -> bool:
     return info.min_sm >= 90
 
 
+def splits_of(info: Any) -> tuple[int, ...]:
+    """How many CTAs share K, beside one."""
+    if not info.split_k:
+        return (1,)
+    return CLUSTER_SPLITS if by_tma(info) else (2,)
+
+
 @dataclass(frozen=True)
 class Weights:
     """Random codes of a matrix whose scales are powers of two: sums of their products with small integers are exact."""
@@ -81,12 +88,14 @@ def trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, str, tu
     ns = (tile_n, tile_n + 5, 3, tile_n + _core.PACKED_TILE_N)
     if by_tma(info):  # which wants rows of whole vectors of scales and zero points
         ns = (tile_n, tile_n + 16, 16, tile_n + 3 * _core.PACKED_TILE_N)
-    ks = (3 * unit - 24, unit + 8, tile_k + unit + _core.PACKED_TILE_K, 37, (info.stages + 1) * tile_k + 8)
+    # Where warpgroups take turns (they do not split K), the ring goes round twice between those of one.
+    rounds = 1 if info.split_k else 2
+    ks = (3 * unit - 24, unit + 8, tile_k + unit + _core.PACKED_TILE_K, 37, (rounds * info.stages + 1) * tile_k + 8)
     groups = [g for g in (32, 64, 128, 256, 96) if g % info.group_multiple == 0 and not (by_tma(info) and g == 96)] + [
         10**6
     ]
     kinds, dtypes = ("middle", "integer"), ("bfloat16", "float16", "bfloat16" if by_tma(info) else "float32")
-    splits = CLUSTER_SPLITS if by_tma(info) else (2,)
+    splits = splits_of(info)
     rng = np.random.default_rng(SEED)
     found = []
     for i, (m, k) in enumerate(itertools.product(ms, ks)):

@@ -6,7 +6,7 @@ from tests.emulated.mutation import Mutation
 
 _LOOP, _PACKED = "mainloop/sm90_codes.cuh", "tile/packed.cuh"
 _PARKED, _TURNED, _SHARE = "epilogue/parked_sums.cuh", "epilogue/turned_sums.cuh", "tile/cluster_share.cuh"
-_SHARED, _TWO = "16x128", "32x128>"  # warps that share a ring of tokens; two warpgroups
+_SHARED, _TWO, _TURNS = "16x128", "32x128>", "256x64"  # warps that share a ring of tokens; two warpgroups; in turns
 
 MIXED = [
     Mutation("int4_mma", "no barrier of a shared ring", "__syncthreads();  // not of", "// not of", tile=_SHARED),
@@ -14,9 +14,14 @@ MIXED = [
     Mutation("int4_mma", "sums before all have read", "wait_all();\n  __syncthreads();", "wait_all();"),
     Mutation("int4_mma", "sums read too early", "__syncthreads();\n  constexpr int kQuads", "constexpr int kQuads"),
     Mutation("int4_mma", "tokens read too early", "wait<Config::kStages - 2>", "wait<Config::kStages - 1>"),
-    Mutation("int4_mma", "codes beyond the last tile", "k / kPackedTileK + i < codes.tiles_k", "true"),
+    Mutation("int4_mma", "codes beyond the last tile", "i == 0 || k + i * kPackedTileK < rows", "true"),
+    Mutation("int4_mma", "a stage filled that is being read", "if (next == 1) s_piece -=", "if (next == 0) s_piece -="),
+    Mutation("int4_mma", "tokens past the end of K", "if (left >= kVectorElems)", "if (true)"),
+    Mutation("int4_mma", "units past the end of a part", "k + (Config::kStages - 1) * kCta.k < end",
+             "k + Config::kStages * kCta.k < end"),
+    Mutation("int4_mma", "the first row's place for all", "if (!one_row) {", "if (false) {"),
     Mutation("int4_mma", "sums of one warp forgotten", "w < Config::kWarpsK;", "w < Config::kWarpsK - 1;"),
-    Mutation("int4_mma", "columns beyond N", "column < columns;", "true;", file=_PACKED),
+    Mutation("int4_mma", "columns beyond N", "if (column >= columns) continue;", "", file=_PACKED),
     Mutation("int4_mma", "codes of the upper half byte 16 times", "kSixteenth, minus[1]", "kOnce, minus[1]",
              file=_PACKED),
     Mutation("int4_mma", "registers of codes swapped", "0f000f>(pair, kBase), offset)", "0f000f>(word, kBase), offset)",
@@ -38,6 +43,14 @@ MIXED = [
              file=_LOOP),
     Mutation("int4_wgmma", "a stage is not released", "release(pipeline, old);\n#pragma unroll", "#pragma unroll",
              file=_LOOP),
+    Mutation("int4_wgmma", "barriers used before they are there", "ptx::barrier_sync(kReady, Config::kThreads);", ""),
+    Mutation("int4_wgmma", "turns not waited for",
+             "ptx::mbarrier_wait(pipeline.seen[warpgroup ^ 1], static_cast<uint32_t>(n / 2 + (warpgroup ^ 1)) & 1u);",
+             "", tile=_TURNS),
+    Mutation("int4_wgmma", "turns passed on too early", "if (i + 2 == k_tiles) all_seen();", "if (i == 0) all_seen();",
+             file=_LOOP, tile=_TURNS),
+    Mutation("int4_wgmma", "the other's k-tiles not skipped", "return ring.skip(part.count, Config::kStages);",
+             "return;", tile=_TURNS),
     Mutation("int4_wgmma", "exit before its sums are read", "if (work.share.ctas > 1) ptx::cluster_sync_relaxed();",
              ""),
     Mutation("int4_wgmma", "sums before all have read",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxgemm._native import _core
-from tests.emulated.mixed import CLUSTER_SPLITS, SEED, TRIALS, Weights, by_tma, fault, run, trials
+from tests.emulated.mixed import SEED, TRIALS, Weights, by_tma, fault, run, splits_of, trials
 from tests.emulator.library import Emulator, Schedule
 from tests.values import rounded
 
@@ -30,8 +30,7 @@ def test_trials_cover_what_there_is() -> None:
         assert {group % 10**6 == 0 for _, group, *_ in listed} == {True, False}
         assert len({group for _, group, *_ in listed}) >= 4
         assert len({(kind, dtype) for _, _, kind, dtype, _ in listed}) == (4 if by_tma(info) else 6)
-        splits = CLUSTER_SPLITS if by_tma(info) else (2,)
-        assert {split for *_, split in listed} == {(0, n) for n in (1, *splits)}
+        assert {split for *_, split in listed} == {(0, n) for n in (1, *splits_of(info))}
 
 
 @pytest.mark.parametrize("info", MIXED, ids=IDS)
@@ -42,7 +41,7 @@ def test_epilogue(emulated: Emulator, info: Any) -> None:
     rng = np.random.default_rng(SEED)
     x = rounded(rng.integers(-4, 5, (1, m, k)), "bfloat16")
     bias = rounded(rng.integers(-64, 65, n), "bfloat16")
-    for split in ((0, 1), (0, 2)):
+    for split in ((0, 1), (0, splits_of(info)[-1])):
         out, found = run(
             emulated, info, x, weights, "float32", split, Schedule(), alpha=0.5, bias=bias, activation="relu"
         )
@@ -95,6 +94,6 @@ def test_kernels_are_those_of_the_registry(emulated: Emulator) -> None:
     assert list(emulated.mixed_kernels) == IDS
     for info in MIXED:
         ours = emulated.mixed_kernels[info.name]
-        for attribute in ("family", "cta_tile", "stages", "threads", "bits", "group_multiple", "dtypes"):
+        for attribute in ("family", "cta_tile", "stages", "threads", "bits", "group_multiple", "split_k", "dtypes"):
             value = getattr(info, attribute)
             assert getattr(ours, attribute) == (tuple(value) if isinstance(value, list | tuple) else value)

@@ -85,6 +85,7 @@ class KernelInfo:
     warp_tile: tuple[int, int, int]
     stages: int
     threads: int
+    split_k: bool
     cluster_ctas: int
     min_sm: int
     tf32: bool

@@ -23,7 +23,7 @@ MIXED_IDS = [info.name for info in MIXED]
 MIXED_INFO = {info.name: info for info in MIXED}
 FAMILIES = list(dict.fromkeys(info.family for info in MIXED))
 FIRST = [next(info for info in MIXED if info.family == family) for family in FAMILIES]
-LAST = [[info for info in MIXED if info.family == family][-1] for family in FAMILIES]
+LAST = [[info for info in MIXED if info.family == family and info.split_k][-1] for family in FAMILIES]
 EXPERTS = 3
 
 

@@ -73,7 +73,9 @@ struct CpAsync {
     for (int i = 0; i < kWords; ++i) smem.words[lane()][i] = 0xAAAAAAAA;
     const int valid_bytes = lane() % (kBytes + 1);
     if constexpr (kBytes == 16) {
-      ptx::cp_async_16(smem.words[lane()], in + lane() * kWords, valid_bytes);
+      const uint32_t* from = in + lane() * kWords;
+      valid_bytes == kBytes ? ptx::cp_async_16(smem.words[lane()], from)
+                            : ptx::cp_async_16(smem.words[lane()], from, valid_bytes);
     } else {
       ptx::cp_async<kBytes>(smem.words[lane()], in + lane() * kWords, valid_bytes);
     }

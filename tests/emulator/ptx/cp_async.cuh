@@ -11,6 +11,8 @@ EMU_NOINLINE void cp_async_wait(uint32_t pending, const char* what);
 
 namespace jaxgemm::ptx {
 
+EMU_INLINE void cp_async_16(void* s_dst, const void* g_src) { emu::cp_async(s_dst, g_src, 16, 16); }
+
 EMU_INLINE void cp_async_16(void* s_dst, const void* g_src, int valid_bytes) {
   emu::cp_async(s_dst, g_src, 16, valid_bytes);
 }
