@@ -63,8 +63,9 @@ def int4_wgmma(instance: Instance) -> Expectation:
         kernel={
             "UTMALDG": AtLeast(2 + rows // TILE_K),  # codes, scales, and tokens in boxes
             "USETMAXREG": 2 if moves else 0,
-            "LD": AtLeast(1),  # of other CTAs' shared memory, or of the workspace
-            "ST": AtLeast(1),
+            # Of other CTAs' shared memory, or of the workspace.
+            "LD": AtLeast(1) if instance.info.split_k else 0,
+            "ST": AtLeast(1) if instance.info.split_k else 0,
             "STSM": AtLeast(1),
         },
         only_in_main_loops=("*MMA",),
