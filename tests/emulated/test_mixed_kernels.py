@@ -41,7 +41,7 @@ def test_epilogue(emulated: Emulator, info: Any) -> None:
     rng = np.random.default_rng(SEED)
     x = rounded(rng.integers(-4, 5, (1, m, k)), "bfloat16")
     bias = rounded(rng.integers(-64, 65, n), "bfloat16")
-    for split in ((0, 1), (0, splits_of(info)[-1])):
+    for split in sorted({(0, 1), (0, splits_of(info)[-1])}):
         out, found = run(
             emulated, info, x, weights, "float32", split, Schedule(), alpha=0.5, bias=bias, activation="relu"
         )
