@@ -131,6 +131,7 @@ struct KernelInfo {
   bool tf32;            // rounds float32 operands to TF32 unless the precision is kHighest
   bool highest;         // multiplies float32 operands, or 8-bit floating-point ones, at precision kHighest, too
   bool split_k;         // may split K over several CTAs: k_split()
+  bool stream_k;        // over all of them, too: streams_k()
   int cluster_ctas;     // CTAs that compute tiles below one another together; 1: each is by itself
   bool tma;             // takes operands at multiples of 16 bytes only, and sizes up to kMaxTmaSize
   bool fused_epilogue;  // applies alpha, bias and activation itself, to floating-point results
@@ -211,6 +212,10 @@ inline bool reduces_in_cluster(const KernelInfo& info, const KSplit& split) {
 
 // So many CTAs share a tile of quantised rhs at most, as a cluster: all GPUs with clusters take these.
 inline constexpr int kMostMixedClusterSplits = 8;
+
+// More are all CTAs that a kernel with stream_k runs as: together they have the K of all tiles but the first `whole`,
+// laid end to end, in equal parts.
+inline constexpr bool streams_k(const KSplit& split) { return split.splits > kMostMixedClusterSplits; }
 
 // "float32 4096x4096x4096 NN batch 1": for messages.
 std::string describe(const Problem& problem);

@@ -54,8 +54,8 @@ inline constexpr FixedText kFullName = [] {
 //   kCtaTile, kWarpTile         Tile
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
-// and optionally kSuffix (of the name), kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kClusterCtas, kTma, kBits,
-// kGroupMultiple and kCtas (see KernelInfo).
+// and optionally kSuffix (of the name), kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kStreamK, kClusterCtas, kTma,
+// kBits, kGroupMultiple and kCtas (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -76,6 +76,10 @@ constexpr KernelInfo describe() {
   }();
   constexpr bool split_k = [] {
     if constexpr (requires { Config::kSplitK; }) return Config::kSplitK;
+    return false;
+  }();
+  constexpr bool stream_k = [] {
+    if constexpr (requires { Config::kStreamK; }) return Config::kStreamK;
     return false;
   }();
   constexpr int cluster_ctas = [] {
@@ -119,6 +123,7 @@ constexpr KernelInfo describe() {
           .tf32 = tf32,
           .highest = highest,
           .split_k = split_k,
+          .stream_k = stream_k,
           .cluster_ctas = cluster_ctas,
           .tma = tma,
           .fused_epilogue = true,
@@ -182,11 +187,12 @@ std::string launch_kernel(void (*kernel)(Params...), int64_t ctas, int threads, 
   return launch_clusters(1, kernel, ctas, threads, smem_bytes, stream, args...);
 }
 
-// How many clusters of the kernel run at the same time on the current device: CUDA is asked once for each kernel,
-// device and size of a cluster, as that takes longer than a launch. Returns "" or CUDA's own words for what failed.
+// How many clusters of the kernel run at the same time on the current device, of a launch of so many CTAs, or of any:
+// CUDA is asked once for each kernel, device and size of a cluster, as that takes longer than a launch. Returns "" or
+// CUDA's own words for what failed.
 template <class... Params>
-std::string resident_clusters(int64_t& count, int cluster_ctas, void (*kernel)(Params...), int threads,
-                              int smem_bytes) {
+std::string resident_clusters(int64_t& count, int cluster_ctas, void (*kernel)(Params...), int threads, int smem_bytes,
+                              int64_t ctas = 0) {
   static std::mutex mutex;
   static std::map<std::tuple<const void*, int, int>, int> known;
   int device = 0, value = 0;
@@ -198,7 +204,7 @@ std::string resident_clusters(int64_t& count, int cluster_ctas, void (*kernel)(P
     return {};
   }
   if (std::string error = allow_shared_memory(kernel, smem_bytes); !error.empty()) return error;
-  const LaunchConfig launch(cluster_ctas, cluster_ctas, threads, smem_bytes);
+  const LaunchConfig launch(ctas == 0 ? cluster_ctas : ctas, cluster_ctas, threads, smem_bytes);
   if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&value, kernel, &launch.config);
   if (status != cudaSuccess) {
     (void)cudaGetLastError();

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "gemm.h"
+#include "select_mixed.h"
 
 // Ladder order. A new family is one .cu file under kernels/ and one row here.
 #define JAXGEMM_FAMILIES(X) \
@@ -109,7 +110,9 @@ std::string why_not_split(const KernelInfo& info, const Problem& p, int64_t all)
   if (!info.split_k) return "does not split K";
   if (whole != 0 && !info.tma) return "splits K of all tiles or of none, not of those after " + std::to_string(whole);
   const int64_t k_tiles = tiles(p.K, info.cta_tile.k);
-  if (whole < 0 || whole >= all || splits < 2 || splits > k_tiles || splits > kMaxCtas / all) {
+  const int64_t most =
+      info.stream_k && streams_k(p.split) ? streamed_k_tiles(all, whole, k_tiles) : std::min(k_tiles, kMaxCtas / all);
+  if (whole < 0 || whole >= all || splits < 2 || splits > most) {
     return "cannot split K=" + std::to_string(p.K) + " of the tiles after the first " + std::to_string(whole) + " of " +
            std::to_string(all) + " over " + std::to_string(splits) + " CTAs";
   }
@@ -153,12 +156,12 @@ std::string why_not_codes(const KernelInfo& info, const Problem& p) {
       return "takes N of a multiple of " + std::to_string(multiple) + " here, not " + std::to_string(p.N);
     }
     if (codes.scale_dtype == DType::kF32) return "takes scales of 16 bits";
-    if (p.split.splits > kMostMixedClusterSplits) {
-      return "splits K over " + std::to_string(kMostMixedClusterSplits) + " CTAs at most, not " +
-             std::to_string(p.split.splits);
+    if (const int64_t most = info.stream_k ? planned_multiprocessors(p.sm) : kMostMixedClusterSplits;
+        p.split.splits > most) {
+      return "splits K over " + std::to_string(most) + " CTAs at most, not " + std::to_string(p.split.splits);
     }
   }
-  if (p.split.whole != 0) return "splits K of all tiles or of none";
+  if (p.split.whole != 0 && !streams_k(p.split)) return "splits K of all tiles or of none";
   if (codes.zeros == Zeros::kFloat) return "takes integer zero points, or none";
   if (!takes_bias(codes.scale_dtype)) return "takes no scales of " + std::string(name(codes.scale_dtype));
   return {};

@@ -6,11 +6,13 @@
 //   or reading the weights from DRAM, and tokens from L2 for each column of tiles, if that takes longer;
 //   CTAs, of those that one multiprocessor has after another, or for CTAs that stay tiles: filling the pipeline and
 //     writing the sums;
-//   where K is split, adding up: within a cluster, or with a second kernel and the traffic of partial sums.
+//   where K is split, adding up: within a cluster, or with a second kernel and the traffic of partial sums; or in a
+//     stream of all CTAs, each after the one before.
 // The constants were fitted to measurements of both families on an H200, group 128 and bfloat16, of the benchmarks'
-// seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json), so that the choices are good: they take 1.0 %
+// seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json), so that the choices are good: they take 1.4 %
 // longer than the best on average, and at most 17 % (48 tokens, 10240 x 8192). Times up to twice the best
-// (int4_mma: 1.6 times) are met within 8.5 %, root mean square.
+// (int4_mma: 1.6 times) are met within 8.5 %, root mean square. What smaller groups and zero points cost was chosen by
+// hand: for those the choices take 4.0 % longer than the best, at most 23 %.
 #include "select_mixed.h"
 
 #include <algorithm>
@@ -42,11 +44,43 @@ struct Rates {
   double launch_us, cta_us, tile_element_us;            // the last: of sums written before the next tile begins
   // Where K is split: of each CTA that shares it, and of an element of partial sums; and of one that waits in memory.
   double split_us, split_cta_us, partial_element_us, parked_element_us;
+  double stream_us, streamed_element_us;  // of a stream, and of an element that a CTA leaves, or adds to its own
+  double of_unscaled;  // how much more work it is to scale all weights where else the sums are scaled
 };
-constexpr Rates kMma = {0.0,  1.195e-6, 0.6535, 0.9485, 5.54e6, 5.401e6, 0.0,
-                        3.11, 1.044,    0.0,    1.548,  0.0,    8.77e-7, 0.0},
-                kWgmma = {1.038e-5, 2.786e-7, 0.1053,   0.8146, 4.757e6, 1.085e7,  0.2332,
-                          2.062,    1.24,     5.671e-5, 1.577,  0.1168,  4.868e-5, 2.467e-4};
+constexpr Rates kMma = {.weight_us = 1.518e-8,
+                        .token_us = 1.198e-6,
+                        .latency_us = 0.6583,
+                        .latency_of_work = 0.9487,
+                        .dram_bytes_per_us = 5.858e6,
+                        .l2_bytes_per_us = 5.443e6,
+                        .l2_power = 0.0,
+                        .launch_us = 2.997,
+                        .cta_us = 1.052,
+                        .tile_element_us = 0.0,
+                        .split_us = 1.76,
+                        .split_cta_us = 0.0,
+                        .partial_element_us = 8.213e-7,
+                        .parked_element_us = 0.0,
+                        .stream_us = 0.0,
+                        .streamed_element_us = 0.0,
+                        .of_unscaled = 0.0};
+constexpr Rates kWgmma = {.weight_us = 1.093e-5,
+                          .token_us = 2.837e-7,
+                          .latency_us = 0.1038,
+                          .latency_of_work = 0.8445,
+                          .dram_bytes_per_us = 5.149e6,
+                          .l2_bytes_per_us = 1.05e7,
+                          .l2_power = 0.2133,
+                          .launch_us = 1.703,
+                          .cta_us = 1.193,
+                          .tile_element_us = 1.017e-4,
+                          .split_us = 1.734,
+                          .split_cta_us = 0.1422,
+                          .partial_element_us = 4.556e-5,
+                          .parked_element_us = 1.592e-4,
+                          .stream_us = 6.73,
+                          .streamed_element_us = 1.975e-5,
+                          .of_unscaled = 0.4};
 
 // What is the same for both families.
 struct Costs {
@@ -57,14 +91,16 @@ struct Costs {
           tiles = rows * columns * p.batch, k_tiles = ceil_div(p.K, info.cta_tile.k),
           elements = info.cta_tile.m * info.cta_tile.n;
 
-  // Of a k-tile of each of so many CTAs of a multiprocessor. The constants are for groups of whole k-tiles, all in the
-  // middle; latency is that of eight warps to a CTA of int4_mma, which share the work.
+  // Of a k-tile of each of so many CTAs of a multiprocessor; latency is that of eight warps to a CTA of int4_mma, which
+  // share the work.
   double k_tile_us(int64_t side_by_side) const {
     if (side_by_side == 0) return 0.0;
-    constexpr double kOfPart = 0.07, kOfZeros = 0.04;
+    // Of groups that are parts of 128 rows, and zero points that are not all in the middle.
+    constexpr double kOfPart = 0.03, kOfZeros = 0.02;
     constexpr int kRows = 128, kSmallest = 32, kWarps = 8;
     const int parts = scaled_parts(p.codes.group_size, p.K, kRows, kSmallest);
-    const double more = 1.0 + kOfPart * (parts - 1) + (p.codes.zeros == Zeros::kMiddle ? 0.0 : kOfZeros);
+    const double more = 1.0 + kOfPart * (parts - 1) + (p.codes.zeros == Zeros::kMiddle ? 0.0 : kOfZeros) +
+                        (parts > 1 && info.cta_tile.m <= kMostTokensOfScaledSums ? rates.of_unscaled : 0.0);
     const double work = more * static_cast<double>(info.cta_tile.n) * info.cta_tile.k *
                         (rates.weight_us + rates.token_us * info.cta_tile.m);
     const double of_warp = info.tma ? work : work * kWarps * kWarpThreads / info.threads;
@@ -136,32 +172,58 @@ double wgmma_cost_us(const Costs& costs, int64_t splits) {
   return cost;
 }
 
-double cost_us(const Costs& costs, int64_t splits) {
+// Of CTAs that have whole tiles, all as many, and then their part of a stream.
+double stream_cost_us(const Costs& costs, const KSplit& split) {
+  constexpr double kCacheBytes = 24e6;  // of operands that stay in the L2 cache till the last CTA has read them
+  const Rates& rates = costs.rates;
+  const Tile& tile = costs.info.cta_tile;
+  const int64_t rest = costs.tiles - split.whole, share = ceil_div(rest * costs.k_tiles, split.splits),
+                others = ceil_div(costs.k_tiles, share);
+  // CTAs of a stream are not at the same k-tile: what does not stay in the cache each of them reads from DRAM.
+  const int64_t rows = std::min(costs.rows, kMixedBandRows * ceil_div(rest, kMixedBandRows * costs.columns));
+  const double region = 2.0 * static_cast<double>(rows * tile.m) * static_cast<double>(costs.p.K);
+  const double read =
+      static_cast<double>(share * split.splits * tile.k) * (2.0 * tile.m + tile.n * costs.info.bits / 8);
+  const double k_tile_us = costs.k_tile_us(1), stream_us = static_cast<double>(share) * k_tile_us;
+  const double compute = static_cast<double>(split.whole / split.splits * costs.k_tiles) * k_tile_us +
+                         (region > kCacheBytes ? std::max(stream_us, read / rates.dram_bytes_per_us) : stream_us);
+  const double elements = static_cast<double>(costs.elements);
+  return rates.launch_us + costs.with_memory(compute) + rates.cta_us + rates.stream_us +
+         rates.tile_element_us * elements * static_cast<double>(ceil_div(costs.tiles, split.splits) - 1) +
+         rates.streamed_element_us * elements * static_cast<double>(1 + others);
+}
+
+double cost_us(const Costs& costs, const KSplit& split) {
   if (costs.tiles == 0) return 0.0;
-  return costs.info.tma ? wgmma_cost_us(costs, splits) : mma_cost_us(costs, splits);
+  if (!costs.info.tma) return mma_cost_us(costs, split.splits);
+  return streams_k(split) ? stream_cost_us(costs, split) : wgmma_cost_us(costs, split.splits);
 }
 
 struct Plan {
-  int64_t splits;
+  KSplit split;
   double cost_us;
 };
 
 Plan plan(const KernelInfo& info, const Problem& p) {
   const Costs costs = {info.tma ? kWgmma : kMma, info, p};
-  if (p.split.splits > 0) return {p.split.splits, cost_us(costs, p.split.splits)};
-  Plan best = {1, cost_us(costs, 1)};
+  if (p.split.splits > 0) return {p.split, cost_us(costs, p.split)};
+  Plan best = {{0, 1}, cost_us(costs, {0, 1})};
   const int64_t tiles = costs.tiles;
   if (tiles == 0 || !info.split_k) return best;
+  const auto consider = [&](const KSplit& split) {
+    const double cost = cost_us(costs, split);
+    if (cost < best.cost_us) best = {split, cost};
+  };
   // More CTAs than fit the GPU twice would only make more sums; and where CTAs that stay have four tiles each, it
   // matters little that some have one more.
-  const int64_t at_once = planned_multiprocessors(p.sm) * info.resident_ctas, useful = !info.tma ? 2 * at_once / tiles
-                                                                                       : tiles < 4 * at_once
-                                                                                           ? kMostMixedClusterSplits
-                                                                                           : 1;
-  const int64_t most = std::min(costs.k_tiles, useful);
-  for (int64_t splits = 2; splits <= most; ++splits) {
-    const double cost = cost_us(costs, splits);
-    if (cost < best.cost_us) best = {splits, cost};
+  const int64_t sms = planned_multiprocessors(p.sm), at_once = sms * info.resident_ctas,
+                useful = !info.tma             ? 2 * at_once / tiles
+                         : tiles < 4 * at_once ? kMostMixedClusterSplits
+                                               : 1;
+  for (int64_t splits = 2; splits <= std::min(costs.k_tiles, useful); ++splits) consider({0, splits});
+  if (info.stream_k) {
+    const KSplit stream = {tiles / sms * sms, sms};
+    if (streamed_k_tiles(tiles, stream.whole, costs.k_tiles) >= sms) consider(stream);
   }
   return best;
 }
@@ -172,7 +234,7 @@ int64_t mixed_clusters(const KernelInfo& info, int64_t splits, int64_t sms) {
   return clusters_of(info.resident_ctas, splits, sms);
 }
 
-KSplit mixed_k_split(const KernelInfo& info, const Problem& p) { return {0, plan(info, p).splits}; }
+KSplit mixed_k_split(const KernelInfo& info, const Problem& p) { return plan(info, p).split; }
 
 double estimated_mixed_cost(const Kernel& kernel, const Problem& p) {
   constexpr double kCopyUs = 2.5;  // of tokens whose rows have to be padded

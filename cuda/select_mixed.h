@@ -21,6 +21,19 @@ constexpr int int4_mma_resident_ctas(int ctas, const Tile& warp_tile, int parts,
   return ctas > fewer ? ctas - fewer : 1;
 }
 
+// int4_wgmma scales sums, not weights, of so many tokens at most, if a k-tile has one group.
+inline constexpr int kMostTokensOfScaledSums = 32;
+
+// Tiles of quantised rhs lie in bands of so many rows (tile/cluster_share.cuh): a row takes more of the L2 cache than a
+// column, whose weights are codes.
+inline constexpr int kMixedBandRows = 4;
+
+// The k-tiles that a stream shares, of tiles of so many each; none if they are too many to count in 32 bits.
+constexpr int64_t streamed_k_tiles(int64_t tiles, int64_t whole, int64_t k_tiles) {
+  const int64_t rest = tiles - whole;
+  return rest > 0 && k_tiles <= kMaxCtas / 2 / rest ? rest * k_tiles : 0;
+}
+
 KSplit mixed_k_split(const KernelInfo& info, const Problem& p);
 double estimated_mixed_cost(const Kernel& kernel, const Problem& p);
 // How many clusters of `splits` CTAs that share K run at the same time on so many multiprocessors; 1 at least.

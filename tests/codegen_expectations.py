@@ -327,6 +327,7 @@ HELPERS: dict[str, dict[str, Count]] = {
     "k_major_copy.cu: k_major_copy_kernel": {"LDG": AtLeast(1), "STG": AtLeast(1)},
     "pad_copy.cu: pad_copy_kernel": {"LDG.128": AtLeast(1), "STG.128": AtLeast(1)},
     "split_k.cu: split_k_reduce_kernel": {"LDG.128": AtLeast(1), "STG.128": AtLeast(1)},
+    "zero_words.cu: zero_words_kernel": {"STG": AtLeast(1)},
 }
 
 # Every kernel; a family's own counts come before these. Local memory is spilled registers, or an array that is indexed

@@ -47,6 +47,7 @@ def int4_wgmma(instance: Instance) -> Expectation:
     blocks, steps = instance.info.warp_tile[1] // WARP_COLUMNS, rows // MMA_K
     parts = PARTS_OF_BLOCK * blocks
     kind = ".BF16" if bfloat16(instance) else ""
+    stream = instance.arguments[-1] == "true"
     # Warps, or a whole warpgroup that gives registers away, produce.
     moves = instance.info.threads % WARPGROUP == 0
     return Expectation(
@@ -56,7 +57,8 @@ def int4_wgmma(instance: Instance) -> Expectation:
             f"HGMMA.64x{tokens}x16.F32{kind}": steps * blocks,
             "WARPGROUP.ARRIVE": parts,
             f"LDS.{8 * WORD_BYTES * steps // parts}": parts * blocks,
-            "R2UR": 0,
+            # What a rank says, which is read from memory, is not known to be the same for all lanes.
+            "R2UR": AtLeast(1) if stream else 0,
             "BAR": 0,
             "STS": 0,
         },
@@ -64,19 +66,22 @@ def int4_wgmma(instance: Instance) -> Expectation:
             "UTMALDG": AtLeast(2 + rows // TILE_K),  # codes, scales, and tokens in boxes
             "USETMAXREG": 2 if moves else 0,
             # Of other CTAs' shared memory, or of the workspace.
-            "LD": AtLeast(1) if instance.info.split_k else 0,
-            "ST": AtLeast(1) if instance.info.split_k else 0,
+            "LD": AtLeast(1) if instance.info.split_k and not stream else 0,
+            "ST": AtLeast(1) if instance.info.split_k and not stream else 0,
             "STSM": AtLeast(1),
+            "ATOMG": 1 if stream else 0,  # a ticket
         },
         only_in_main_loops=("*MMA",),
     )
 
 
 def instances_of(info: Any) -> int:
-    """For each dtype of x, sizes of groups, and with zero points or without; float32 scales in one way."""
+    """For each dtype of x, sizes of groups, and with zero points or without; float32 scales in one way. Twice where all
+    CTAs may share K.
+    """
     dtypes = len({lhs for lhs, _, _ in info.dtypes})
     if info.tma:
         sizes, zeros, more = (3 if info.cta_tile[2] > TILE_K else 2), 2, 0
     else:
         sizes, zeros, more = (3 if info.group_multiple == TILE_K // 2 else 2), 2, 1
-    return dtypes * (sizes * zeros + more)
+    return dtypes * (sizes * zeros + more) * (2 if info.stream_k else 1)

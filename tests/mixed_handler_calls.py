@@ -17,7 +17,7 @@ from jaxgemm._packing import packed_shape
 from tests.handler_calls import Call, run_on
 
 CHECK_TARGET = f"{MIXED_TARGET}_check"
-MMA, WGMMA = "int4_mma:8x32x512", "int4_wgmma:64x64x128"
+MMA, WGMMA, STREAM = "int4_mma:8x32x512", "int4_wgmma:64x64x128", "int4_wgmma:128x128x128"
 BATCH, M, K, N, GROUP = 2, 3, 200, 48, 64
 X, PACKED, SCALES, ZEROS = range(4)
 """Places of operands."""
@@ -237,6 +237,14 @@ def listed() -> Iterator[tuple[str, Call, str]]:
     deep = good_call(WGMMA, k=12 * 128, split=(0, 8))
     yield "split over 8 CTAs, wgmma", copy.deepcopy(deep), ""
     yield "split over 9 CTAs, wgmma", attribute(deep, split=np.array([0, 9])), "splits K over 8 CTAs at most, not 9"
+    streamed = good_call(STREAM, k=12 * 128, split=(0, 9))
+    yield "K of all tiles over 9 CTAs", copy.deepcopy(streamed), ""
+    for name, split, said in [
+        ("more CTAs than there are", (0, 133), "splits K over 132 CTAs at most, not 133"),
+        ("nothing to share", (2, 12), "cannot split K=1536 of the tiles after the first 2 of 2 over 12 CTAs"),
+        ("more CTAs than k-tiles", (1, 13), "cannot split K=1536 of the tiles after the first 1 of 2 over 13 CTAs"),
+    ]:
+        yield f"stream: {name}", attribute(copy.deepcopy(streamed), split=np.array(split)), said
     yield "split of one number", attribute(split=np.array([1])), "split is no number of whole tiles and of CTAs"
     yield "split of 32 bits", attribute(split=np.array([0, 1], np.int32)), undecoded
     yield "no split", without("split"), undecoded

@@ -146,6 +146,7 @@ NB_MODULE(_core, m) {
       .def_ro("tf32", &KernelInfo::tf32)
       .def_ro("highest", &KernelInfo::highest)
       .def_ro("split_k", &KernelInfo::split_k)
+      .def_ro("stream_k", &KernelInfo::stream_k)
       .def_ro("cluster_ctas", &KernelInfo::cluster_ctas)
       .def_ro("tma", &KernelInfo::tma)
       .def_ro("fused_epilogue", &KernelInfo::fused_epilogue)
@@ -183,6 +184,7 @@ NB_MODULE(_core, m) {
         "activation"_a, "has_alpha"_a, "has_bias"_a, "bits"_a, "group_size"_a, "scale_dtype"_a, "zeros"_a, "sm"_a,
         "split"_a = std::pair(0, 0), "The Problem of dense operands and quantised weights.");
   m.attr("PACKED_TILE_K") = kPackedTileK;
+  m.attr("MOST_MIXED_CLUSTER_SPLITS") = kMostMixedClusterSplits;
   m.attr("PACKED_TILE_N") = kPackedTileN;
   m.attr("MOST_ZERO") = kMostZero;
   m.def(

@@ -5,9 +5,9 @@
 // registers, which is the one way into wgmma that leaves time to make numbers of codes: the fragments of the next rows
 // are made while the tensor cores work on the last ones (mainloop/sm90_codes.cuh). Tokens are B, of any number that is
 // a multiple of 8. CTAs stay and take tile after tile: the ring fills while sums are written
-// (epilogue/turned_sums.cuh). Where tiles are few, or no multiple of the CTAs, those of a cluster have equal parts of
-// the K of all of its tiles (tile/cluster_share.cuh), and add up what they have of the same one
-// (epilogue/parked_sums.cuh).
+// (epilogue/turned_sums.cuh). Where tiles are few, or no multiple of the CTAs, those of a cluster, or all together,
+// have equal parts of the K of all of its tiles (tile/cluster_share.cuh), and add up what they have of the same one
+// (epilogue/parked_sums.cuh, epilogue/streamed_sums.cuh).
 //
 // Source: "register-sourced" mixed-input GEMM, CUTLASS, example 55 and
 // sm90_mma_tma_gmma_rs_warpspecialized_mixed_input; PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
@@ -16,10 +16,12 @@
 
 #include "epilogue/epilogue.cuh"
 #include "epilogue/parked_sums.cuh"
+#include "epilogue/streamed_sums.cuh"
 #include "epilogue/turned_sums.cuh"
 #include "launch.cuh"
 #include "mainloop/sm90_codes.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/global_flag.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared_storage.cuh"
 #include "ptx/tma.cuh"
@@ -28,6 +30,7 @@
 #include "tile/split_k.h"
 #include "tile/tensor_map.h"
 #include "tile/tma_operand.h"
+#include "tile/zero_words.h"
 
 namespace jaxgemm {
 namespace {
@@ -38,7 +41,7 @@ constexpr int kRegisters = 65536;  // of a multiprocessor
 constexpr int kReady = 2;
 
 // CONSUMERS warpgroups have BLOCKS times 64 columns each, which takes fewer instructions for each column, and more
-// registers. A k-tile has HALVES times 64 rows, which are converted and multiplied in PARTS. CTAS: as in int4_mma.
+// registers. A k-tile has HALVES times 64 rows. CTAS: as in int4_mma.
 // TURNS: a tile is one warpgroup's, which writes its sums while the other multiplies the next tile.
 template <int TOKENS, int CONSUMERS, int STAGES, int CTAS = 1, int HALVES = 2, int BLOCKS = 1, bool TURNS = false>
 struct TileConfig {
@@ -49,8 +52,13 @@ struct TileConfig {
                                                      {DType::kBF16, DType::kBF16, DType::kF32}}};
   static constexpr int kMinSm = 90, kMaxSm = 90, kBits = 4, kGroupMultiple = 32;
   static_assert(!TURNS || CONSUMERS == 2);
-  static constexpr bool kTurns = TURNS, kSplitK = !TURNS, kTma = true, kScalesSums = TOKENS <= 32;
+  static constexpr bool kTurns = TURNS, kSplitK = !TURNS, kTma = true, kScalesSums = TOKENS <= kMostTokensOfScaledSums;
+  // So many sums take long to compute: it pays to let all CTAs end at the same time.
+  static constexpr bool kStreamK = kSplitK && TOKENS >= 128 && CONSUMERS == 2;
   static constexpr int kHalves = HALVES, kBlocks = BLOCKS, kParts = 2 * BLOCKS, kRowBytes = 128;
+  // TMA takes four times as long for a row outside of the tensor as for one inside. Tiles of many tokens come in boxes:
+  // one that has none of them brings those of the first box again.
+  static constexpr int kBoxRows = std::min(TOKENS, 128), kBoxes = TOKENS / kBoxRows;
   static constexpr int kTogether = TURNS ? 1 : CONSUMERS;  // warpgroups that multiply a tile
   static constexpr int kMostSegments = kHalves * kPackedTileK / kGroupMultiple;
   static constexpr Tile kCtaTile = {TOKENS, kTogether * BLOCKS * ptx::kWgmmaM, kHalves * kPackedTileK};
@@ -72,10 +80,17 @@ struct TileConfig {
     alignas(128) uint16_t scales[kMostSegments][kCtaTile.n];
     alignas(128) uint8_t zeros[kMostSegments][kCtaTile.n];
   };
-  struct Pipeline {
+  struct Ring {
     alignas(8) ptx::Mbarrier full[STAGES], empty[STAGES];
+  };
+  struct TurnsRing : Ring {
     ptx::Mbarrier seen[CONSUMERS];  // all k-tiles of a tile, by the warpgroup whose turn it was
   };
+  struct StreamRing : Ring {
+    ptx::Mbarrier ranked;
+    int rank;
+  };
+  using Pipeline = std::conditional_t<TURNS, TurnsRing, std::conditional_t<kStreamK, StreamRing, Ring>>;
   struct SharedStorage {
     union {
       Stage stages[STAGES];
@@ -123,8 +138,25 @@ struct Work {
   float* parked;  // of each CTA, the sums of a tile
 };
 
-// kSegments: see CodesMainloop.
-template <class Config, class T, bool kZeros, int kSegments>
+template <class Config>
+__device__ StreamedSums<Config> streamed(const Work& work) {
+  return {work.parked, work.share.ctas};
+}
+
+// What the thread that took the CTA's ticket has written.
+template <bool kStream, class Pipeline>
+__device__ int rank_in_stream(Pipeline& pipeline) {
+  if constexpr (kStream) {
+    ptx::mbarrier_wait(pipeline.ranked, 0);
+    return pipeline.rank;
+  } else {
+    return 0;
+  }
+}
+
+// kSegments: see CodesMainloop. kStream: whether CTAs are a stream: others should not have to step over what it needs,
+// as the kernel's code is not in the caches when it begins.
+template <class Config, class T, bool kZeros, int kSegments, bool kStream>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     int4_wgmma_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work,
                       const __grid_constant__ Epilogue epilogue, int64_t M, int64_t N) {
@@ -141,8 +173,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     using Loop = sm90::CodesMainloop<Config, T, kZeros, kSegments>;
     const Loop loop(in_tile, work.scale_dtype);
     sm90::CodesRing ring;
-    int turn = 0;
-    work.share.for_each([&](const ClusterShare::Part& part) {
+    int turn = 0, rank = 0;
+    const auto compute = [&](const ClusterShare::Part& part) {
       if constexpr (Config::kTurns) {
         const int n = turn++;
         if (n % 2 != warpgroup) return ring.skip(part.count, Config::kStages);
@@ -152,10 +184,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       }
       typename Loop::Sums sums;
       loop.run(sums, smem, ring, part.count, [&] {
-        if (Config::kTurns && threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(pipeline.seen[warpgroup]);
+        if constexpr (Config::kTurns) {
+          if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(pipeline.seen[warpgroup]);
+        }
       });
       if constexpr (Config::kSplitK) {
-        if (!part.first || !part.last) return ParkedSums<Config>(work.share, smem.sums, work.parked).store(sums, part);
+        if (!part.first || !part.last) {
+          if constexpr (!kStream) return ParkedSums<Config>(work.share, smem.sums, work.parked).store(sums, part);
+          const StreamedSums<Config> others = streamed<Config>(work);
+          if (!part.first) return others.leave(sums[0], rank);
+          for (int other = rank + 1; other <= work.share.last_of(part); ++other) others.add(sums[0], other);
+        }
       }
       TileCoord tile = work.share.grid.tile(part.tile);
       tile.col += in_tile * Loop::kBlocks * ptx::kWgmmaM;
@@ -166,8 +205,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 #pragma unroll
         for (int i = 0; i < Loop::kRegisters; ++i) sums[0][i] = sums[Loop::kBlocks - 1][i];
       }
-    });
-    if constexpr (Config::kSplitK) {
+    };
+    work.share.for_each<kStream>(compute, [&] { return rank = rank_in_stream<kStream>(pipeline); });
+    if constexpr (Config::kSplitK && !kStream) {
       if (work.share.ctas > 1) {
         ptx::cluster_sync();
         ParkedSums<Config>(work.share, smem.sums, work.parked).add_up(epilogue, M, N);
@@ -184,16 +224,27 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       if constexpr (Config::kTurns) {
         for (auto& barrier : pipeline.seen) ptx::mbarrier_init(barrier, kWarpsOfGroup);
       }
+      if constexpr (kStream) ptx::mbarrier_init(pipeline.ranked, 1);
       ptx::fence_mbarrier_init();
     }
     __syncwarp();
-    ptx::barrier_arrive(kReady, Config::kThreads);
+    if constexpr (kStream) {
+      // Another thread takes the CTA's ticket, which is needed later, or never.
+      constexpr int kTakesTicket = Config::kConsumerThreads + kWarp;
+      ptx::barrier_sync(kReady, Config::kThreads);
+      if (threadIdx.x == kTakesTicket) {
+        pipeline.rank = work.share.rank_in_stream(ptx::take_ticket(streamed<Config>(work).ticket()));
+        ptx::mbarrier_arrive(pipeline.ranked);
+      }
+    } else {
+      ptx::barrier_arrive(kReady, Config::kThreads);
+    }
     if (produces) {
       constexpr uint32_t kParameters = kSegments * kCta.n;
       constexpr uint32_t kBytes = sizeof(Config::Stage::tokens) + sizeof(Config::Stage::codes) +
                                   kParameters * (sizeof(uint16_t) + (kZeros ? sizeof(uint8_t) : 0));
       sm90::CodesRing ring;
-      work.share.for_each([&](const ClusterShare::Part& part) {
+      const auto bring = [&](const ClusterShare::Part& part) {
         const TileCoord tile = work.share.grid.tile(part.tile);
         const int batch = static_cast<int>(tile.batch), row = static_cast<int>(tile.row),
                   col = static_cast<int>(tile.col);
@@ -213,17 +264,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
           if constexpr (kZeros) ptx::tma_load_2d(stage.zeros, maps.zeros, full, col, group);
 #pragma unroll
           for (int half = 0; half < Config::kHalves; ++half) {
-            ptx::tma_load_3d(stage.tokens[half], maps.tokens, full, k + half * kPackedTileK, row, batch);
+#pragma unroll
+            for (int box = 0; box < Config::kBoxes; ++box) {
+              const int first = box * Config::kBoxRows;
+              ptx::tma_load_3d(stage.tokens[half] + first * Config::kRowBytes, maps.tokens, full,
+                               k + half * kPackedTileK, row + first < M ? row + first : row, batch);
+            }
           }
           ring.advance(Config::kStages);
         }
-      });
+      };
+      work.share.for_each<kStream>(bring, [&] { return rank_in_stream<kStream>(pipeline); });
     }
     __syncwarp();
-    if (work.share.ctas > 1) ptx::cluster_sync();
+    if (!kStream && work.share.ctas > 1) ptx::cluster_sync();
   }
   // Other CTAs may still read this one's shared memory.
-  if (work.share.ctas > 1) ptx::cluster_sync_relaxed();
+  if (!kStream && work.share.ctas > 1) ptx::cluster_sync_relaxed();
 }
 
 TmaOperand tokens(const Problem& p) { return {p, true, false, 1, kPackedTileK}; }
@@ -242,8 +299,9 @@ int64_t planned_clusters(const Problem& p, int64_t splits) {
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  const int64_t splits = k_split(describe<Config>(), p).splits;
-  const int64_t parked = splits == 1 ? 0 : planned_clusters<Config>(p, splits) * splits;
+  const KSplit split = k_split(describe<Config>(), p);
+  if (streams_k(split)) return copied_bytes<Config>(p) + StreamedSums<Config>::bytes(split.splits);
+  const int64_t parked = split.splits == 1 ? 0 : planned_clusters<Config>(p, split.splits) * split.splits;
   return copied_bytes<Config>(p) + parked * static_cast<int64_t>(sizeof(typename ParkedSums<Config>::Rows));
 }
 
@@ -258,7 +316,7 @@ std::string launch(const GemmArgs& args) {
   if (std::string error = operand.prepare(x, workspace, args.stream); !error.empty()) return error;
 
   constexpr Tile kTile = Config::kCtaTile;
-  const int splits = p.K == 0 ? 1 : static_cast<int>(p.split.splits);
+  if (p.K == 0) p.split = {0, 1};
   const int64_t words = packed_tiles_k(p) * kPackedTileBytes / 4, tiles_n = packed_tiles_n(p),
                 groups = p.codes.groups(p.K), group = p.codes.group_size;
   const int segments = scaled_parts(group, p.K, kTile.k, Config::kGroupMultiple);
@@ -273,34 +331,55 @@ std::string launch(const GemmArgs& args) {
   };
   Maps maps = {};
   if (p.K > 0) {
-    for (const auto& [map, box] : {std::pair{&maps.tokens, operand_box(x, p.lhs_dtype, operand.view(), p.batch, kTile.m,
-                                                                       kPackedTileK, ptx::Swizzle::k128B)},
-                                   std::pair{&maps.codes, TensorBox{.data = args.rhs,
-                                                                    .dtype = DType::kS32,
-                                                                    .inner = words,
-                                                                    .outer = tiles_n * p.batch,
-                                                                    .outer_stride = words,
-                                                                    .box_inner = Config::kHalves * kPackedTileBytes / 4,
-                                                                    .box_outer = kTile.n / kPackedTileN,
-                                                                    .streams = true}},
-                                   std::pair{&maps.scales, parameters(args.scales, p.codes.scale_dtype)},
-                                   std::pair{&maps.zeros, parameters(args.zeros, DType::kS8)}}) {
+    for (const auto& [map, box] :
+         {std::pair{&maps.tokens, operand_box(x, p.lhs_dtype, operand.view(), p.batch, Config::kBoxRows, kPackedTileK,
+                                              ptx::Swizzle::k128B)},
+          std::pair{&maps.codes, TensorBox{.data = args.rhs,
+                                           .dtype = DType::kS32,
+                                           .inner = words,
+                                           .outer = tiles_n * p.batch,
+                                           .outer_stride = words,
+                                           .box_inner = Config::kHalves * kPackedTileBytes / 4,
+                                           .box_outer = kTile.n / kPackedTileN,
+                                           .streams = true}},
+          std::pair{&maps.scales, parameters(args.scales, p.codes.scale_dtype)},
+          std::pair{&maps.zeros, parameters(args.zeros, DType::kS8)}}) {
       if (map == &maps.zeros && p.codes.zeros == Zeros::kMiddle) continue;
       if (std::string error = encode_tensor_map(*map, box); !error.empty()) return error;
     }
   }
-  const auto launch_for = [&]<class T, bool kZeros, int kSegments>() {
-    const auto kernel = int4_wgmma_kernel<Config, T, kZeros, kSegments>;
+  const auto launch_as = [&]<class T, bool kZeros, int kSegments, bool kStream>() {
+    const auto kernel = int4_wgmma_kernel<Config, T, kZeros, kSegments, kStream>;
     constexpr int kSmemBytes = describe<Config>().smem_bytes;
-    int64_t clusters = 0;
-    if (std::string error = resident_clusters(clusters, splits, kernel, Config::kThreads, kSmemBytes); !error.empty()) {
+    const int splits = static_cast<int>(p.split.splits), cluster_ctas = kStream ? 1 : splits;
+    int64_t clusters = 0, ctas = splits;
+    if (std::string error =
+            resident_clusters(clusters, cluster_ctas, kernel, Config::kThreads, kSmemBytes, kStream ? ctas : 0);
+        !error.empty()) {
       return error;
     }
-    clusters = std::clamp<int64_t>(clusters, 1, planned_clusters<Config>(p, splits));
-    const Work work = {ClusterShare(kTile, p, clusters, splits), Divisor(group), groups, tiles_n, p.codes.scale_dtype,
+    if constexpr (kStream) {
+      ctas = std::clamp<int64_t>(clusters, 1, splits);
+      clusters = 1;
+      const StreamedSums<Config> sums(workspace, ctas);
+      if (std::string error = zero_words(sums.ticket(), sums.words(ctas), args.stream); !error.empty()) return error;
+    } else {
+      clusters = std::clamp<int64_t>(clusters, 1, planned_clusters<Config>(p, splits));
+    }
+    const Work work = {ClusterShare(kTile, p, clusters, {p.split.whole, ctas}),
+                       Divisor(group),
+                       groups,
+                       tiles_n,
+                       p.codes.scale_dtype,
                        reinterpret_cast<float*>(workspace)};
-    return launch_clusters(splits, kernel, clusters * splits, Config::kThreads, kSmemBytes, args.stream, maps, work,
+    return launch_clusters(cluster_ctas, kernel, clusters * ctas, Config::kThreads, kSmemBytes, args.stream, maps, work,
                            Epilogue(args), p.M, p.N);
+  };
+  const auto launch_for = [&]<class T, bool kZeros, int kSegments>() {
+    if constexpr (Config::kStreamK) {
+      if (streams_k(p.split)) return launch_as.template operator()<T, kZeros, kSegments, true>();
+    }
+    return launch_as.template operator()<T, kZeros, kSegments, false>();
   };
   const auto launch_with = [&]<class T, bool kZeros>() {
     if (segments == 1) return launch_for.template operator()<T, kZeros, 1>();

@@ -1,13 +1,20 @@
-// How clusters of CTAs that stay share tiles of out. Each cluster has as many tiles as any other, or one more, and its
-// CTAs have equal parts of the K of all of those, laid end to end: so a CTA computes a part of one tile, whole tiles
-// and then a part of another one. With one CTA to a cluster all are whole.
+// How CTAs that stay share tiles of out.
+//
+// In clusters: each cluster has as many tiles as any other, or one more, and its CTAs have equal parts of the K of all
+// of those, laid end to end: so a CTA computes a part of one tile, whole tiles and then a part of another one. With one
+// CTA to a cluster all are whole.
+//
+// Or in a stream: the first `whole` tiles are one CTA's each, in turns; all CTAs together have the others, as if they
+// were one cluster. They are none, so that it depends on when a CTA began which part it has (see rank_in_stream()).
 //
 // Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU",
-// arXiv:2301.03598; here within clusters, whose CTAs can wait for each other.
+// arXiv:2301.03598; clusters are those whose CTAs can wait for each other.
 #pragma once
 
 #include <cstdint>
 
+#include "gemm.h"
+#include "select_mixed.h"
 #include "tile/divisor.cuh"
 #include "tile/scheduler.cuh"
 
@@ -16,24 +23,22 @@ namespace jaxgemm {
 struct ClusterShare {
   TileGrid grid;
   Divisor by_ctas;
-  int ctas, k_tiles;  // of a cluster; of a tile
-  unsigned tiles, clusters;
+  int ctas, k_tiles;  // of a cluster, or of the stream; of a tile
+  unsigned tiles, whole, clusters;
   unsigned rounds, rest;  // tiles of a cluster; how many clusters have one more
   int share[2];           // k-tiles of a CTA, by whether its cluster has one more
 
-  // A row of tiles takes more of the L2 cache than a column, whose weights are codes: bands are narrow.
-  static constexpr int kBandRows = 4;
-
-  // `clusters` is 1 or more.
-  ClusterShare(const Tile& tile, const Problem& p, int64_t clusters, int ctas)
-      : grid(tile, p.M, p.N, kBandRows),
-        by_ctas(ctas),
-        ctas(ctas),
+  // `clusters` is 1 or more; 1 if split.splits CTAs are a stream.
+  ClusterShare(const Tile& tile, const Problem& p, int64_t clusters, const KSplit& split)
+      : grid(tile, p.M, p.N, kMixedBandRows),
+        by_ctas(split.splits),
+        ctas(static_cast<int>(split.splits)),
         k_tiles(static_cast<int>((p.K + tile.k - 1) / tile.k)),
         tiles(static_cast<unsigned>(grid.ctas(p.batch))),
+        whole(static_cast<unsigned>(split.whole)),
         clusters(static_cast<unsigned>(clusters)),
-        rounds(tiles / this->clusters),
-        rest(tiles % this->clusters),
+        rounds((tiles - whole) / this->clusters),
+        rest((tiles - whole) % this->clusters),
         share{share_of(rounds), share_of(rounds + 1)} {}
 
   // Of a tile whose K is laid out from `begin` on.
@@ -58,17 +63,40 @@ struct ClusterShare {
     return {static_cast<int>(cluster), static_cast<int>(rank), share[more], mine * k_tiles};
   }
 
-  // Calls f(part) for each part of a tile that the CTA computes.
-  template <class F>
-  __device__ void for_each(F&& f) const {
-    const Place at = place();
-    const int first = at.begin_of(at.rank), end = at.end_of(at.rank);
-    int begin = 0;
+  // The beginning of a tile's K waits for the sums of its end, which then has to be of a CTA that began earlier.
+  __device__ int rank_in_stream(unsigned ticket) const { return ctas - 1 - static_cast<int>(ticket); }
+  __device__ Place place_in_stream(int rank) const { return {0, rank, share[0], static_cast<int>(rounds) * k_tiles}; }
+
+  // Who has the end of the tile's K.
+  __device__ int last_of(const Part& part) const { return (part.begin + k_tiles - 1) / share[0]; }
+
+  // Calls f(part) for each part of a tile that the CTA computes. kStream: whether CTAs are a stream; rank() is then
+  // asked for once, after the whole tiles.
+  template <bool kStream, class F, class Rank>
+  __device__ void for_each(F&& f, Rank&& rank) const {
+    bool shared = false;
+    unsigned number = blockIdx.x, step = static_cast<unsigned>(ctas);
+    int first = 0, end = k_tiles, begin = 0;  // of the CTA; of the tile's K, laid out
+    const auto enter_shared = [&] {
+      const Place at = kStream ? place_in_stream(rank()) : place();
+      shared = true;
+      first = at.begin_of(at.rank), end = at.end_of(at.rank);
+      number = whole + static_cast<unsigned>(at.cluster), step = clusters;
+      if (kStream && first < end) {
+        const int skipped = first / k_tiles;
+        number += static_cast<unsigned>(skipped);
+        begin = skipped * k_tiles;
+      }
+    };
+    if constexpr (!kStream) enter_shared();
 #pragma unroll 1
-    for (unsigned number = at.cluster; number < tiles; number += clusters, begin += k_tiles) {
+    while (true) {
+      if (kStream && !shared && number >= whole) enter_shared();
+      if (number >= tiles || (ctas > 1 && begin >= end)) return;
       const int from = first > begin ? first - begin : 0, to = end - begin < k_tiles ? end - begin : k_tiles;
-      if (ctas > 1 && from >= to) continue;
-      f(Part{begin, number, from, to - from, from == 0, to == k_tiles});
+      if (ctas == 1 || from < to) f(Part{begin, number, from, to - from, from == 0, to == k_tiles});
+      number += step;
+      if (shared) begin += k_tiles;
     }
   }
 

@@ -44,8 +44,6 @@ struct PackedCodes {
     const int64_t column = tile_n < tiles_n ? tile_n : tiles_n - 1;
     return tiles + column * (tiles_k * kLanes) + threadIdx.x % kLanes;
   }
-  // From there to the tiles of the next 16 columns, if there are more.
-  __device__ int to_next(int tile_n) const { return tile_n < tiles_n - 1 ? tiles_k * kLanes : 0; }
 };
 
 // What kernels are compiled for: no zero points and scales of 16 bits; zero points too; or float32 scales, with zero

@@ -18,6 +18,11 @@ CLUSTER_SPLITS = (3, 2)
 """CTAs of a cluster: three that share four tiles have parts of two each, one of which waits for the other."""
 
 
+def streams(split: tuple[int, int] | None) -> bool:
+    """Whether all CTAs share K, not those of clusters."""
+    return split is not None and split[1] > _core.MOST_MIXED_CLUSTER_SPLITS
+
+
 def by_tma(info: Any) -> bool:
     """Whether TMA brings scales and zero points, which takes fewer kinds of them."""
     return info.min_sm >= 90
@@ -54,7 +59,7 @@ class Weights:
         k = self.codes.shape[1]
 
         def rows(x: np.ndarray) -> np.ndarray:
-            return np.repeat(x.astype(np.float64), self.group_size, axis=1)[:, :k]
+            return np.repeat(x.astype(np.float64), min(self.group_size, k), axis=1)[:, :k]
 
         zeros = 2.0 ** (self.bits - 1) if self.zeros is None else rows(self.zeros)
         return (self.codes - zeros) * rows(self.scales)
@@ -110,17 +115,32 @@ def trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, str, tu
                 split,
             )
         )
-    return found
+    return found + (stream_trials(info) if info.stream_k else [])
+
+
+def stream_trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, str, tuple[int, int] | None]]:
+    """All CTAs share K: parts of several CTAs to a tile, tiles that end in the middle of a CTA's part and with it, and
+    whole tiles before, which are no multiple of the CTAs.
+    """
+    tile_m, tile_n, tile_k = info.cta_tile
+    few = _core.MOST_MIXED_CLUSTER_SPLITS + 1
+    return [
+        ((1, tile_m - 3, 2 * tile_n, 16 * tile_k), 128, "middle", "bfloat16", (0, few + 4)),
+        ((1, tile_m + 1, 2 * tile_n + 16, 5 * tile_k - 24), 64, "integer", "float16", (0, few)),
+        ((2, tile_m // 2, 3 * tile_n, 3 * tile_k), 32, "middle", "bfloat16", (0, few)),
+        ((2, tile_m + tile_m // 2, 4 * tile_n, 2 * tile_k), 10**6, "integer", "bfloat16", (few - 3, few + 2)),
+    ]
 
 
 def fault(emulated: Emulator, info: Any, index: int) -> str:
     """What is wrong with the product of trial ``index``, "" if nothing is: sums are exact."""
     (batch, m, n, k), group, kind, scale_dtype, split = trials(info)[index]
+    workers = 2 if index % 2 and streams(split) else 1
     dtype, out_dtype = info.dtypes[index % len(info.dtypes)][::2]
     weights = Weights.random((batch, k, n), group, kind, scale_dtype, info.bits)
     rng = np.random.default_rng([SEED, index])
     x = rounded(rng.integers(-4, 5, (batch, m, k)), dtype)
-    out, found = run(emulated, info, x, weights, out_dtype, split, Schedule(index))
+    out, found = run(emulated, info, x, weights, out_dtype, split, Schedule(index, workers=workers))
     expected = rounded(x.astype(np.float64) @ weights.dense() + 0.0, out_dtype)
     wrong = np.argwhere(~(out == expected))
     if wrong.size:
@@ -129,3 +149,12 @@ def fault(emulated: Emulator, info: Any, index: int) -> str:
 
 
 TRIALS = 20
+
+
+STREAMS = 4
+"""Trials of kernels with ``stream_k``, after the others."""
+
+
+def trials_of(info: Any) -> int:
+    """How many there are of a kernel."""
+    return TRIALS + (STREAMS if info.stream_k else 0)

@@ -6,7 +6,10 @@ from tests.emulated.mutation import Mutation
 
 _LOOP, _PACKED = "mainloop/sm90_codes.cuh", "tile/packed.cuh"
 _PARKED, _TURNED, _SHARE = "epilogue/parked_sums.cuh", "epilogue/turned_sums.cuh", "tile/cluster_share.cuh"
+_STREAMED = "epilogue/streamed_sums.cuh"
 _SHARED, _TWO, _TURNS = "16x128", "32x128>", "256x64"  # warps that share a ring of tokens; two warpgroups; in turns
+_STREAM = "128x128>"  # all CTAs share K
+_MEETING = "ptx::barrier_sync(kReady, Config::kThreads);"
 
 MIXED = [
     Mutation("int4_mma", "no barrier of a shared ring", "__syncthreads();  // not of", "// not of", tile=_SHARED),
@@ -43,7 +46,9 @@ MIXED = [
              file=_LOOP),
     Mutation("int4_wgmma", "a stage is not released", "release(pipeline, old);\n#pragma unroll", "#pragma unroll",
              file=_LOOP),
-    Mutation("int4_wgmma", "barriers used before they are there", "ptx::barrier_sync(kReady, Config::kThreads);", ""),
+    Mutation("int4_wgmma", "barriers used before they are there", _MEETING, "", occurrence=0),
+    Mutation("int4_wgmma", "the ticket's barrier used before it is there", _MEETING,
+             "ptx::barrier_arrive(kReady, Config::kThreads);", occurrence=1, tile=_STREAM),
     Mutation("int4_wgmma", "turns not waited for",
              "ptx::mbarrier_wait(pipeline.seen[warpgroup ^ 1], static_cast<uint32_t>(n / 2 + (warpgroup ^ 1)) & 1u);",
              "", tile=_TURNS),
@@ -51,8 +56,8 @@ MIXED = [
              file=_LOOP, tile=_TURNS),
     Mutation("int4_wgmma", "the other's k-tiles not skipped", "return ring.skip(part.count, Config::kStages);",
              "return;", tile=_TURNS),
-    Mutation("int4_wgmma", "exit before its sums are read", "if (work.share.ctas > 1) ptx::cluster_sync_relaxed();",
-             ""),
+    Mutation("int4_wgmma", "exit before its sums are read",
+             "if (!kStream && work.share.ctas > 1) ptx::cluster_sync_relaxed();", ""),
     Mutation("int4_wgmma", "sums before all have read",
              "if (at_.end_of(at_.rank) <= end) ptx::barrier_sync(1, Config::kConsumerThreads);", "", file=_PARKED,
              tile=_TWO),
@@ -66,6 +71,23 @@ MIXED = [
     Mutation("int4_wgmma", "turned rows read too early", "__syncwarp();\n      if (inside", "if (inside", file=_TURNED),
     Mutation("int4_wgmma", "rows beyond M", "inside && first + row < rows_", "inside", file=_TURNED),
     Mutation("int4_wgmma", "columns beyond N", "&& element.row < cols_", "", file=_TURNED),
-    Mutation("int4_wgmma", "a cluster's second tile forgotten", "number < tiles; number += clusters",
-             "number < clusters; number += clusters", file=_SHARE),
+    Mutation("int4_wgmma", "a cluster's second tile forgotten", "step = clusters;", "step = tiles;", file=_SHARE),
+    Mutation("int4_wgmma", "sums of another CTA added too early", "ptx::wait_for_flag(flag(rank));", "",
+             file=_STREAMED, tile=_STREAM),
+    Mutation("int4_wgmma", "a flag raised before all lanes have written", "__syncwarp();\n    if", "if",
+             file=_STREAMED, tile=_STREAM),
+    Mutation("int4_wgmma", "sums left where another CTA's are", "static_cast<int64_t>(rank) * kElements",
+             "static_cast<int64_t>(rank / 2) * kElements", file=_STREAMED, tile=_STREAM),
+    Mutation("int4_wgmma", "the last CTA of a tile forgotten", "other <= work.share.last_of(part)",
+             "other < work.share.last_of(part)", tile=_STREAM),
+    Mutation("int4_wgmma", "flags not lowered", "if (i < count)", "if (i == 0)", file="tile/zero_words.cu",
+             tile=_STREAM),
+    Mutation("int4_wgmma", "waiting for CTAs that begin later", "return ctas - 1 - static_cast<int>(ticket);",
+             "return static_cast<int>(ticket);", file=_SHARE, tile=_STREAM),
+    Mutation("int4_wgmma", "the rank read before it is there", "ptx::mbarrier_wait(pipeline.ranked, 0);", "",
+             tile=_STREAM),
+    Mutation("int4_wgmma", "whole tiles left out", "unsigned number = blockIdx.x,", "unsigned number = whole,",
+             file=_SHARE, tile=_STREAM),
+    Mutation("int4_wgmma", "all boxes of tokens in one place", "stage.tokens[half] + first * Config::kRowBytes",
+             "stage.tokens[half]", tile=_TURNS),
 ]  # fmt: skip

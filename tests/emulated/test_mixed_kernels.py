@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from jaxgemm._native import _core
-from tests.emulated.mixed import SEED, TRIALS, Weights, by_tma, fault, run, splits_of, trials
+from tests.emulated.mixed import (
+    SEED,
+    TRIALS,
+    Weights,
+    by_tma,
+    fault,
+    run,
+    splits_of,
+    streams,
+    trials,
+    trials_of,
+)
 from tests.emulator.library import Emulator, Schedule
 from tests.values import rounded
 
@@ -16,8 +27,11 @@ MIXED = _core.mixed_kernels()
 IDS = [info.name for info in MIXED]
 
 
-@pytest.mark.parametrize("index", range(TRIALS))
-@pytest.mark.parametrize("info", MIXED, ids=IDS)
+@pytest.mark.parametrize(
+    ("info", "index"),
+    [(info, i) for info in MIXED for i in range(trials_of(info))],
+    ids=[f"{info.name}-{i}" for info in MIXED for i in range(trials_of(info))],
+)
 def test_exact_sums(emulated: Emulator, info: Any, index: int) -> None:
     assert not fault(emulated, info, index)
 
@@ -26,7 +40,9 @@ def test_trials_cover_what_there_is() -> None:
     """All groups and zero points that a kernel takes, of each kernel with each dtype."""
     for info in MIXED:
         listed = trials(info)
-        assert len(listed) == TRIALS
+        assert len(listed) == trials_of(info)
+        assert any(streams(split) for *_, split in listed) == info.stream_k
+        listed = listed[:TRIALS]
         assert {group % 10**6 == 0 for _, group, *_ in listed} == {True, False}
         assert len({group for _, group, *_ in listed}) >= 4
         assert len({(kind, dtype) for _, _, kind, dtype, _ in listed}) == (4 if by_tma(info) else 6)
@@ -94,6 +110,16 @@ def test_kernels_are_those_of_the_registry(emulated: Emulator) -> None:
     assert list(emulated.mixed_kernels) == IDS
     for info in MIXED:
         ours = emulated.mixed_kernels[info.name]
-        for attribute in ("family", "cta_tile", "stages", "threads", "bits", "group_multiple", "split_k", "dtypes"):
+        for attribute in (
+            "family",
+            "cta_tile",
+            "stages",
+            "threads",
+            "bits",
+            "group_multiple",
+            "split_k",
+            "stream_k",
+            "dtypes",
+        ):
             value = getattr(info, attribute)
             assert getattr(ours, attribute) == (tuple(value) if isinstance(value, list | tuple) else value)

@@ -86,6 +86,7 @@ class KernelInfo:
     stages: int
     threads: int
     split_k: bool
+    stream_k: bool
     cluster_ctas: int
     min_sm: int
     tf32: bool

@@ -8,6 +8,7 @@ and memory that one of XLA's had written would look uninitialised to it.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -15,10 +16,11 @@ import jax
 import numpy as np
 
 import jaxgemm
+from jaxgemm._native import _core
 from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape
-from tests.gpu.mixed import MIXED, MixedCase, column_unit, dtypes_of
+from tests.gpu.mixed import MIXED, MixedCase, column_unit, dtypes_of, raw_mixed_call
 from tests.helpers import left_over_shapes
-from tests.quantised import WHOLE
+from tests.quantised import WHOLE, Weights
 from tests.values import EXACT_ALPHA, is_float, modes
 
 
@@ -108,11 +110,35 @@ def run_mixed_kernel(info: Any, rng: np.random.Generator) -> int:
     return len(outs)
 
 
+def run_stream(info: Any, rng: np.random.Generator) -> int:
+    """Products whose tiles are shared by many CTAs that are no cluster, and by few, after one that is not shared;
+    returns how many.
+    """
+    tile_m, tile_n, tile_k = info.cta_tile
+    rows = [
+        (MixedCase(tile_m + 3, tile_n + 16, 6 * tile_k + 8, 64, "integer", out="bfloat16"), (0, 23)),
+        (MixedCase(tile_m, 4 * tile_n, 4 * tile_k, out="bfloat16"), (1, 9)),
+    ]
+    for case, split in rows:
+        x, weights = case.draw(rng, "bfloat16", exact=True)
+        zeros = None if weights.zeros is None else weights.zeros[None]
+        experts = Weights(weights.codes[None], weights.scales[None], zeros, case.group)
+        size = _core.workspace_bytes(info.name, case.problem("bfloat16", split=split))
+        results = [jax.ShapeDtypeStruct((1, case.m, case.n), case.out), jax.ShapeDtypeStruct((size,), np.uint8)]
+        out, _ = jax.jit(functools.partial(raw_mixed_call, results, kernel=info.name, split=split))(
+            *jax.device_put((x[None], experts.matrix()))
+        )
+        expected = (x.astype(np.float64) @ weights.dense()).astype(np.float32).astype(out.dtype)
+        assert np.array_equal(np.asarray(out)[0], expected), f"{info.name} {split}"
+    return len(rows)
+
+
 def main(tool: str) -> None:
     rng = np.random.default_rng(0)
     assert jax.default_backend() == "gpu"
     products = sum(run_kernel(info, rng, tool) for info in jaxgemm.kernels())
     products += sum(run_mixed_kernel(info, rng) for info in MIXED)
+    products += sum(run_stream(info, rng) for info in MIXED if info.stream_k)
     print("right products:", products, flush=True)
 
 

@@ -39,6 +39,8 @@ pytestmark = pytest.mark.gpu
 DTYPE = "bfloat16"
 _REDZONE_BYTES = 4096
 SPLITTING = [info for info in MIXED if info.split_k]
+WRITING = [*LAST, *(info for info in MIXED if not info.split_k)]
+"""The ways out of the kernels."""
 _over_kernels = pytest.mark.parametrize("info", MIXED, ids=MIXED_IDS)
 _over_first = pytest.mark.parametrize("info", FIRST, ids=FAMILIES)
 _over_last = pytest.mark.parametrize("info", LAST, ids=FAMILIES)
@@ -68,18 +70,20 @@ def test_edge_shapes(info: Any, dtype: str, rng: np.random.Generator, record_err
 def test_splits_and_workspace(info: Any, rng: np.random.Generator) -> None:
     """Parts of K of one and of several k-tiles, and of none; output and workspace full of NaN, a redzone behind."""
     tile_m, tile_n, tile_k = info.cta_tile
-    counts = [(5, 2), (5, 3), (5, 4), (5, 5), (9, 8)]  # of k-tiles, and of CTAs that share them
+    counts = [(5, (0, 2)), (5, (0, 3)), (5, (0, 4)), (5, (0, 5)), (9, (0, 8))]  # k-tiles, and how they are shared
+    if info.stream_k:  # by all CTAs: of the four tiles, or of two
+        counts += [(5, (0, 9)), (16, (0, 64)), (9, (2, 10))]
     cases = [
         MixedCase(tile_m + 1, tile_n + column_unit(info, zeros), tiles * tile_k - 27, 128, zeros, out=DTYPE)
-        for (tiles, _), zeros in zip(counts, ("middle", "integer") * 3, strict=False)
+        for (tiles, _), zeros in zip(counts, ("middle", "integer") * 4, strict=False)
     ]
     operands = []
     for case in cases:
         x, weights = case.draw(rng, DTYPE, exact=True)
         operands.append((x[None], Weights(weights.codes[None], weights.scales[None], _first(weights.zeros), 128)))
     sizes = [
-        _core.workspace_bytes(info.name, case.problem(DTYPE, split=(0, splits)))
-        for case, (_, splits) in zip(cases, counts, strict=True)
+        _core.workspace_bytes(info.name, case.problem(DTYPE, split=split))
+        for case, (_, split) in zip(cases, counts, strict=True)
     ]
     results = [
         [jax.ShapeDtypeStruct((1, case.m, case.n), DTYPE)]
@@ -89,8 +93,8 @@ def test_splits_and_workspace(info: Any, rng: np.random.Generator) -> None:
 
     def run(operands: Any, poison: Any) -> list[list[jax.Array]]:
         return [
-            raw_mixed_call(result, x, matrix, info.name, (0, splits))
-            for result, (x, matrix), (_, splits) in zip(results, operands, counts, strict=True)
+            raw_mixed_call(result, x, matrix, info.name, split)
+            for result, (x, matrix), (_, split) in zip(results, operands, counts, strict=True)
         ]
 
     arrays = [(x, weights.matrix()) for x, weights in operands]
@@ -208,15 +212,15 @@ def test_zero_points_beyond_the_most_count_as_it(rng: np.random.Generator) -> No
 
 
 @pytest.mark.parametrize("out_dtype", [DTYPE, "float32"])
-@_over_last
+@pytest.mark.parametrize("info", WRITING, ids=[info.name for info in WRITING])
 def test_epilogue(info: Any, out_dtype: str, rng: np.random.Generator, record_error: RecordError) -> None:
     """All in float32, rounded once: the error is that of the scaled accumulator times the slope of the function."""
     tile_m, tile_n, tile_k = info.cta_tile
     cases = [
         MixedCase(tile_m + 3, tile_n + column_unit(info, "integer"), tile_k + 8, 64, "integer", out=out_dtype),
-        MixedCase(5, 2 * tile_n, 9 * tile_k, 128, out=out_dtype),  # whose K is split
+        MixedCase(5, 2 * tile_n, 9 * tile_k, 128, out=out_dtype),  # whose K is split, where it can be
     ]
-    assert _core.k_split(info.name, cases[1].problem(DTYPE))[1] > 1
+    assert (_core.k_split(info.name, cases[1].problem(DTYPE))[1] > 1) == info.split_k
     operands = [case.draw(rng, DTYPE) for case in cases]
     biases = [{dtype: normals(rng, (case.n,), dtype) for dtype in ("float32", "float16", "bfloat16")} for case in cases]
     # A wider bias could not be added to the result without loss, says jaxgemm.matmul.

@@ -142,12 +142,14 @@ void publish(Clock& into);                   // release: what the executing thre
 void acquire(const Clock& from);             // acquire
 void observe(Agent agent, uint32_t number);  // the executing thread knows that operations up to it completed
 void observe(Thread& thread, Agent agent, uint32_t number);
-void fence_async_proxy();  // fence.proxy.async by the executing thread
+void learn_of_cta(unsigned index,
+                  const Snapshot& seen);  // what a thread of another CTA of the grid, no cluster's, knew
+void fence_async_proxy();                 // fence.proxy.async by the executing thread
 
 // --- memory
 // -----------------------------------------------------------------------------------------------------------
 
-enum class Access : uint8_t { kRead, kWrite };
+enum class Access : uint8_t { kRead, kWrite, kAtomic };
 
 // Who touches memory, with what knowledge. An asynchronous operation knows what its issuer knew when it was issued.
 struct Actor {
@@ -178,6 +180,7 @@ void touch_shared(const Actor& actor, SharedAddress address, size_t bytes, Acces
 void count_wavefronts(Pc where, const char* what, int wavefronts, int ideal);  // of one phase of a warp-wide access
 
 // fatal() if not inside one tensor, not aligned, or a write to an operand. Marks what is written as this thread's.
+// Atomic accesses are no races with each other.
 void touch_global(const void* pointer, size_t bytes, size_t alignment, Access access, const char* what, Pc where);
 
 // --- things that happen later

@@ -108,6 +108,8 @@ Thread* current();               // nullptr when no fiber runs
 Thread& acting();                // it, or else the issuer of the asynchronous operation that completes
 const Thread* acting_or_null();  // nullptr in the checks of a CTA's exit
 Session& session();
+// Whether the thread has learned, of a CTA that is by itself, what its thread `writer` did by then.
+bool knows_of_cta(const Thread& thread, unsigned index, int writer, uint32_t time);
 // Ends the executing fiber for good, and with it the cluster.
 [[noreturn]] void abandon();
 

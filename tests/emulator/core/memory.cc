@@ -107,7 +107,7 @@ bool knows_of_cluster(uint32_t writer, uint32_t time) {
   return thread.knows(thread_agent(cluster.ctas[rank]->threads[thread_of(writer) % threads]), time, false);
 }
 
-void check_written(const Tensor& tensor, size_t offset, size_t bytes, const char* what, Pc where) {
+void check_written(const Tensor& tensor, size_t offset, size_t bytes, bool atomic, const char* what, Pc where) {
   const Session& s = session();
   const unsigned threads = static_cast<unsigned>(s.shape.threads);
   for (size_t i = offset; i < offset + bytes; ++i) {
@@ -117,8 +117,11 @@ void check_written(const Tensor& tensor, size_t offset, size_t bytes, const char
              std::string(what) + " of byte " + std::to_string(i) + " of " + tensor.name + ", which nobody wrote");
       return;
     }
-    if (launch_of(writer) == s.launch_id() && thread_of(writer) / threads != acting().cta->index &&
-        !knows_of_cluster(writer, __atomic_load_n(&tensor.writer_time[i], __ATOMIC_RELAXED))) {
+    if (!atomic && launch_of(writer) == s.launch_id() && thread_of(writer) / threads != acting().cta->index &&
+        !knows_of_cluster(writer, __atomic_load_n(&tensor.writer_time[i], __ATOMIC_RELAXED)) &&
+        !(s.shape.cluster_ctas == 1 &&
+          knows_of_cta(acting(), thread_of(writer) / threads, static_cast<int>(thread_of(writer) % threads),
+                       __atomic_load_n(&tensor.writer_time[i], __ATOMIC_RELAXED)))) {
       report(Kind::kRace, where,
              std::string("RAW: ") + what + " by CTA " + std::to_string(acting().cta->index) + " of byte " +
                  std::to_string(i) + " of " + tensor.name + ", which CTA " +
@@ -239,7 +242,7 @@ void touch_global(const void* pointer, size_t bytes, size_t alignment, Access ac
   }
   const auto offset = static_cast<size_t>(byte - tensor->data);
   if (!tensor->writable) {
-    if (access == Access::kWrite) {
+    if (access != Access::kRead) {
       fatal(Kind::kReadOnly, where,
             std::string(what) + " to byte " + std::to_string(offset) + " of the operand " + tensor->name);
     }
@@ -248,7 +251,7 @@ void touch_global(const void* pointer, size_t bytes, size_t alignment, Access ac
   } else if (access == Access::kWrite) {
     note_writer(*tensor, offset, bytes, what, where);
   } else {
-    check_written(*tensor, offset, bytes, what, where);
+    check_written(*tensor, offset, bytes, access == Access::kAtomic, what, where);
   }
 }
 

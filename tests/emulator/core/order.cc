@@ -33,6 +33,21 @@ void observe(Thread& thread, Agent agent, uint32_t number) {
 
 void observe(Agent agent, uint32_t number) { observe(self(), agent, number); }
 
+// CTAs that are no cluster: their agents' numbers are their own.
+struct OtherCtas {
+  std::unordered_map<unsigned, Snapshot> seen;
+};
+
+void learn_of_cta(unsigned index, const Snapshot& seen) { state<OtherCtas>(self()).seen[index] = seen; }
+
+bool knows_of_cta(const Thread& thread, unsigned index, int writer, uint32_t time) {
+  const auto& others = state<OtherCtas>(const_cast<Thread&>(thread)).seen;
+  const auto other = others.find(index);
+  if (other == others.end() || !other->second) return false;
+  const auto agent = static_cast<size_t>(writer * kOwnAgents + kOwnAccesses);
+  return agent < other->second->size() && (*other->second)[agent] >= time;
+}
+
 void fence_async_proxy() {
   Thread& thread = self();
   thread.fenced = thread.seen;

@@ -23,7 +23,8 @@ std::string kernel_json(const Kernel& kernel) {
   json << "{\"name\": " << quoted(info.full_name) << ", \"family\": " << quoted(info.family)
        << ", \"cta_tile\": " << tile_json(info.cta_tile) << ", \"warp_tile\": " << tile_json(info.warp_tile)
        << ", \"stages\": " << info.stages << ", \"threads\": " << info.threads
-       << ", \"split_k\": " << (info.split_k ? "true" : "false") << ", \"cluster_ctas\": " << info.cluster_ctas
+       << ", \"split_k\": " << (info.split_k ? "true" : "false")
+       << ", \"stream_k\": " << (info.stream_k ? "true" : "false") << ", \"cluster_ctas\": " << info.cluster_ctas
        << ", \"min_sm\": " << info.min_sm << ", \"tf32\": " << (info.tf32 ? "true" : "false")
        << ", \"highest\": " << (info.highest ? "true" : "false") << ", \"bits\": " << info.bits
        << ", \"group_multiple\": " << info.group_multiple << ", \"dtypes\": "

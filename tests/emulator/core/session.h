@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <mutex>
+#include <unordered_map>
 
 #include "core/emu.h"
 #include "core/findings.h"
@@ -38,6 +39,31 @@ struct LaunchShape {
   int threads, smem_bytes, cluster_ctas;
 };
 
+// Flags in global memory that threads have raised, and what those knew then.
+class Flags {
+ public:
+  struct Raised {
+    uint32_t launch = 0;
+    unsigned cta = 0;
+    Snapshot seen;
+  };
+  void raise(const void* flag, Raised raised) {
+    std::lock_guard lock(mutex_);
+    raised_[flag] = std::move(raised);
+  }
+  bool find(const void* flag, Raised& raised) {
+    std::lock_guard lock(mutex_);
+    const auto found = raised_.find(flag);
+    if (found == raised_.end()) return false;
+    raised = found->second;
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const void*, Raised> raised_;
+};
+
 class Session {
  public:
   explicit Session(const Schedule& schedule) : schedule(schedule) {}
@@ -55,6 +81,7 @@ class Session {
 
   const Schedule schedule;
   Findings findings;
+  Flags flags;
   std::atomic<bool> stopped = false;
   LaunchShape shape = {};
   void (*entry)(void*) = nullptr;

@@ -229,12 +229,14 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return emu::last_error().empty() ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Three multiprocessors: CTAs that stay have several tiles each, and not all as many.
+// Three multiprocessors: CTAs that stay have several tiles each, and not all as many. For a grid of more than a
+// cluster, as many as it has CTAs, or one fewer.
 template <class... Params>
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*)(Params...), const cudaLaunchConfig_t* config) {
-  constexpr int kCtas = 3;
+  constexpr int kFew = 3;
+  const int grid = static_cast<int>(config->gridDim.x), room = grid <= 8 ? kFew : grid / 2 * 2;
   const int ctas = static_cast<int>(config->attrs->val.clusterDim.x);
-  *clusters = ctas < kCtas ? kCtas / ctas : 1;
+  *clusters = ctas < room ? room / ctas : 1;
   return cudaSuccess;
 }
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
