@@ -37,15 +37,19 @@ int64_t clusters_of(int ctas, int64_t splits, int64_t sms) {
       1, kClusters[std::min(ctas, kMostCtas) - 1][std::min<int64_t>(splits, kMostMixedClusterSplits) - 1] * sms / kOf);
 }
 
+// What has a value here is not of both families.
 struct Rates {
   double weight_us, token_us;          // of a multiprocessor: of a weight, and of its product with a token
   double latency_us, latency_of_work;  // of a k-tile: a constant, and how much of its work
-  double dram_bytes_per_us, l2_bytes_per_us, l2_power;  // the latter for tiles of 64 tokens, more for higher ones
-  double launch_us, cta_us, tile_element_us;            // the last: of sums written before the next tile begins
+  double dram_bytes_per_us, l2_bytes_per_us;
+  double l2_power = 0.0;  // the latter is for tiles of 64 tokens, more for higher ones
+  double launch_us, cta_us;
+  double tile_element_us = 0.0;  // of sums written before the next tile begins
   // Where K is split: of each CTA that shares it, and of an element of partial sums; and of one that waits in memory.
-  double split_us, split_cta_us, partial_element_us, parked_element_us;
-  double stream_us, streamed_element_us;  // of a stream, and of an element that a CTA leaves, or adds to its own
-  double of_unscaled;  // how much more work it is to scale all weights where else the sums are scaled
+  double split_us, split_cta_us = 0.0, partial_element_us, parked_element_us = 0.0;
+  // Of a stream, and of an element that a CTA leaves, or adds to its own.
+  double stream_us = 0.0, streamed_element_us = 0.0;
+  double of_unscaled = 0.0;  // how much more work it is to scale all weights where else the sums are scaled
 };
 constexpr Rates kMma = {.weight_us = 1.518e-8,
                         .token_us = 1.198e-6,
@@ -53,17 +57,10 @@ constexpr Rates kMma = {.weight_us = 1.518e-8,
                         .latency_of_work = 0.9487,
                         .dram_bytes_per_us = 5.858e6,
                         .l2_bytes_per_us = 5.443e6,
-                        .l2_power = 0.0,
                         .launch_us = 2.997,
                         .cta_us = 1.052,
-                        .tile_element_us = 0.0,
                         .split_us = 1.76,
-                        .split_cta_us = 0.0,
-                        .partial_element_us = 8.213e-7,
-                        .parked_element_us = 0.0,
-                        .stream_us = 0.0,
-                        .streamed_element_us = 0.0,
-                        .of_unscaled = 0.0};
+                        .partial_element_us = 8.213e-7};
 constexpr Rates kWgmma = {.weight_us = 1.093e-5,
                           .token_us = 2.837e-7,
                           .latency_us = 0.1038,

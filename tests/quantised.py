@@ -110,6 +110,11 @@ class Weights:
         zeros = None if self.zeros is None else self.zeros[index]
         return replace(self, codes=self.codes[index], scales=self.scales[index], zeros=zeros)
 
+    def alone(self) -> Weights:
+        """As the only one of several matrices."""
+        zeros = None if self.zeros is None else self.zeros[None]
+        return replace(self, codes=self.codes[None], scales=self.scales[None], zeros=zeros)
+
     def problem(self, m: int, dtype: str, out_dtype: str, *, sm: int = 90, **changed: Any) -> _core.Problem:
         """The product of m tokens and each matrix, as kernels see it."""
         asked: dict[str, Any] = {
@@ -118,6 +123,11 @@ class Weights:
             "group_size": self.group_size, "scale_dtype": self.scales.dtype.name, "zeros": self.kind, "sm": sm,
         }  # fmt: skip
         return _core.mixed_problem(**(asked | changed))
+
+
+def streams(split: tuple[int, int]) -> bool:
+    """Whether all CTAs share K, not those of clusters: streams_k() of cuda/gemm.h."""
+    return split[1] > _core.MOST_MIXED_CLUSTER_SPLITS
 
 
 def unit_roundoff(dtype: str) -> float:

@@ -11,16 +11,12 @@ import numpy as np
 from jaxgemm import _packing
 from jaxgemm._native import _core
 from tests.emulator.library import Codes, Emulator, KernelInfo, Operand, Schedule
+from tests.quantised import streams
 from tests.values import nan_bytes, rounded
 
 SEED = 7
 CLUSTER_SPLITS = (3, 2)
 """CTAs of a cluster: three that share four tiles have parts of two each, one of which waits for the other."""
-
-
-def streams(split: tuple[int, int] | None) -> bool:
-    """Whether all CTAs share K, not those of clusters."""
-    return split is not None and split[1] > _core.MOST_MIXED_CLUSTER_SPLITS
 
 
 def by_tma(info: Any) -> bool:
@@ -135,7 +131,7 @@ def stream_trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, 
 def fault(emulated: Emulator, info: Any, index: int) -> str:
     """What is wrong with the product of trial ``index``, "" if nothing is: sums are exact."""
     (batch, m, n, k), group, kind, scale_dtype, split = trials(info)[index]
-    workers = 2 if index % 2 and streams(split) else 1
+    workers = 2 if index % 2 and split is not None and streams(split) else 1
     dtype, out_dtype = info.dtypes[index % len(info.dtypes)][::2]
     weights = Weights.random((batch, k, n), group, kind, scale_dtype, info.bits)
     rng = np.random.default_rng([SEED, index])

@@ -162,6 +162,15 @@ def raw_mixed_call(
     return jax.ffi.ffi_call(MIXED_TARGET, list(results))(*operands, **(attributes | changed))
 
 
+def split_results(
+    kernel: str, case: MixedCase, dtype: str, split: tuple[int, int], redzone_bytes: int = 0
+) -> list[jax.ShapeDtypeStruct]:
+    """Of :func:`raw_mixed_call` for one matrix: the product, and the workspace, if there is one, with a redzone."""
+    size = _core.workspace_bytes(kernel, case.problem(dtype, split=split))
+    workspace = [jax.ShapeDtypeStruct((size + redzone_bytes,), np.uint8)] if size else []
+    return [jax.ShapeDtypeStruct((1, case.m, case.n), case.out), *workspace]
+
+
 RANDOM_PROGRAMS, _RANDOM_CASES = 4, 12
 _LARGEST = (400, 800, 4000)
 

@@ -16,11 +16,10 @@ import jax
 import numpy as np
 
 import jaxgemm
-from jaxgemm._native import _core
 from tests.edge_shapes import LAYOUTS, Case, Shape, deep_shape
-from tests.gpu.mixed import MIXED, MixedCase, column_unit, dtypes_of, raw_mixed_call
+from tests.gpu.mixed import MIXED, MixedCase, column_unit, dtypes_of, raw_mixed_call, split_results
 from tests.helpers import left_over_shapes
-from tests.quantised import WHOLE, Weights
+from tests.quantised import WHOLE
 from tests.values import EXACT_ALPHA, is_float, modes
 
 
@@ -121,12 +120,9 @@ def run_stream(info: Any, rng: np.random.Generator) -> int:
     ]
     for case, split in rows:
         x, weights = case.draw(rng, "bfloat16", exact=True)
-        zeros = None if weights.zeros is None else weights.zeros[None]
-        experts = Weights(weights.codes[None], weights.scales[None], zeros, case.group)
-        size = _core.workspace_bytes(info.name, case.problem("bfloat16", split=split))
-        results = [jax.ShapeDtypeStruct((1, case.m, case.n), case.out), jax.ShapeDtypeStruct((size,), np.uint8)]
+        results = split_results(info.name, case, "bfloat16", split)
         out, _ = jax.jit(functools.partial(raw_mixed_call, results, kernel=info.name, split=split))(
-            *jax.device_put((x[None], experts.matrix()))
+            *jax.device_put((x[None], weights.alone().matrix()))
         )
         expected = (x.astype(np.float64) @ weights.dense()).astype(np.float32).astype(out.dtype)
         assert np.array_equal(np.asarray(out)[0], expected), f"{info.name} {split}"

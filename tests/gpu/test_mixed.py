@@ -28,6 +28,7 @@ from tests.gpu.mixed import (
     edge_cases,
     random_cases,
     raw_mixed_call,
+    split_results,
 )
 from tests.gpu.report import RecordError
 from tests.gpu.support import poison_free_memory
@@ -80,15 +81,10 @@ def test_splits_and_workspace(info: Any, rng: np.random.Generator) -> None:
     operands = []
     for case in cases:
         x, weights = case.draw(rng, DTYPE, exact=True)
-        operands.append((x[None], Weights(weights.codes[None], weights.scales[None], _first(weights.zeros), 128)))
-    sizes = [
-        _core.workspace_bytes(info.name, case.problem(DTYPE, split=split))
-        for case, (_, split) in zip(cases, counts, strict=True)
-    ]
+        operands.append((x[None], weights.alone()))
     results = [
-        [jax.ShapeDtypeStruct((1, case.m, case.n), DTYPE)]
-        + ([jax.ShapeDtypeStruct((size + _REDZONE_BYTES,), np.uint8)] if size else [])
-        for case, size in zip(cases, sizes, strict=True)
+        split_results(info.name, case, DTYPE, split, _REDZONE_BYTES)
+        for case, (_, split) in zip(cases, counts, strict=True)
     ]
 
     def run(operands: Any, poison: Any) -> list[list[jax.Array]]:
@@ -100,13 +96,10 @@ def test_splits_and_workspace(info: Any, rng: np.random.Generator) -> None:
     arrays = [(x, weights.matrix()) for x, weights in operands]
     poison = jax.device_put([[nan_bytes(r.shape, r.dtype) for r in result] for result in results])
     outs = jax.device_get(jax.jit(run, donate_argnums=1, keep_unused=True)(arrays, poison))
-    for (x, weights), out, size, count in zip(operands, outs, sizes, counts, strict=True):
+    for (x, weights), out, count in zip(operands, outs, counts, strict=True):
         assert_equal(out[0], rounded(x.astype(np.float64) @ weights.dense(), DTYPE), f"{info.name} {count}")
-        assert not size or (out[1][size:] == 0xFF).all(), f"{count}: wrote past the workspace's {size} bytes"
-
-
-def _first(zeros: np.ndarray | None) -> np.ndarray | None:
-    return None if zeros is None else zeros[None]
+        redzones = [workspace[-_REDZONE_BYTES:] for workspace in out[1:]]
+        assert all((redzone == 0xFF).all() for redzone in redzones), f"{count}: wrote past the workspace"
 
 
 def test_slices_of_nan_arrays(rng: np.random.Generator) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 import jaxgemm
 from jaxgemm._native import _core
-from tests.gpu.mixed import MIXED, MixedCase, raw_mixed_call
+from tests.gpu.mixed import MIXED, MixedCase, raw_mixed_call, split_results
 from tests.gpu.support import poison_free_memory
-from tests.quantised import Weights, mixed_error_ratio, rounding_of
+from tests.quantised import mixed_error_ratio, rounding_of, streams
 from tests.values import nan_bytes
 
 pytestmark = pytest.mark.gpu
@@ -30,12 +30,8 @@ def test_same_bits_run_after_run(info: Any, split: tuple[int, int], rng: np.rand
     tile_m, tile_n, tile_k = info.cta_tile
     case = MixedCase(tile_m + 1, 5 * tile_n, 30 * tile_k, out=DTYPE)
     x, weights = case.draw(rng, DTYPE)
-    experts = Weights(weights.codes[None], weights.scales[None], None, case.group)
-    operands = jax.device_put((x[None], experts.matrix()))
-    results = [
-        jax.ShapeDtypeStruct((1, case.m, case.n), DTYPE),
-        jax.ShapeDtypeStruct((_core.workspace_bytes(info.name, case.problem(DTYPE, split=split)),), np.uint8),
-    ]
+    operands = jax.device_put((x[None], weights.alone().matrix()))
+    results = split_results(info.name, case, DTYPE, split)
 
     def run(operands: Any, poison: Any) -> list[jax.Array]:
         return raw_mixed_call(results, *operands, info.name, split)
@@ -58,7 +54,7 @@ def test_what_is_chosen_is_exact(m: int, rng: np.random.Generator) -> None:
     """At a size of real weights; XLA multiplies the same integers in float32, in which all sums are exact."""
     case = MixedCase(m, 10240, 8192, out="float32")
     chosen = _core.select(case.problem(DTYPE))
-    assert _core.k_split(chosen, case.problem(DTYPE))[1] > _core.MOST_MIXED_CLUSTER_SPLITS, chosen
+    assert streams(_core.k_split(chosen, case.problem(DTYPE))), chosen
     x, weights = case.draw(rng, DTYPE, exact=True)
     matrix = jax.device_put(weights.matrix())
     out = jax.jit(lambda x, matrix: jaxgemm.matmul(x, matrix, preferred_element_type=np.float32))(x, matrix)
