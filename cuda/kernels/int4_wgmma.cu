@@ -169,6 +169,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   if (warp < Config::kConsumerThreads / kWarp) {
     if constexpr (Config::kMovesRegisters) ptx::register_alloc<Config::kConsumerRegisters>();
     ptx::barrier_sync(kReady, Config::kThreads);
+    if constexpr (kStream) {
+      // The CTA's ticket, which is needed later, or never: the ring's first stages take longer to come.
+      if (threadIdx.x == 0) {
+        pipeline.rank = work.share.rank_in_stream(ptx::take_ticket(streamed<Config>(work).ticket()));
+        ptx::mbarrier_arrive(pipeline.ranked);
+      }
+    }
     const int warpgroup = warp / kWarpsOfGroup, in_tile = warpgroup % Config::kTogether;
     using Loop = sm90::CodesMainloop<Config, T, kZeros, kSegments>;
     const Loop loop(in_tile, work.scale_dtype);
@@ -228,17 +235,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       ptx::fence_mbarrier_init();
     }
     __syncwarp();
-    if constexpr (kStream) {
-      // Another thread takes the CTA's ticket, which is needed later, or never.
-      constexpr int kTakesTicket = Config::kConsumerThreads + kWarp;
-      ptx::barrier_sync(kReady, Config::kThreads);
-      if (threadIdx.x == kTakesTicket) {
-        pipeline.rank = work.share.rank_in_stream(ptx::take_ticket(streamed<Config>(work).ticket()));
-        ptx::mbarrier_arrive(pipeline.ranked);
-      }
-    } else {
-      ptx::barrier_arrive(kReady, Config::kThreads);
-    }
+    ptx::barrier_arrive(kReady, Config::kThreads);
     if (produces) {
       constexpr uint32_t kParameters = kSegments * kCta.n;
       constexpr uint32_t kBytes = sizeof(Config::Stage::tokens) + sizeof(Config::Stage::codes) +

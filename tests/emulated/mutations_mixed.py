@@ -9,7 +9,6 @@ _PARKED, _TURNED, _SHARE = "epilogue/parked_sums.cuh", "epilogue/turned_sums.cuh
 _STREAMED = "epilogue/streamed_sums.cuh"
 _SHARED, _TWO, _TURNS = "16x128", "32x128>", "256x64"  # warps that share a ring of tokens; two warpgroups; in turns
 _STREAM = "128x128>"  # all CTAs share K
-_MEETING = "ptx::barrier_sync(kReady, Config::kThreads);"
 
 MIXED = [
     Mutation("int4_mma", "no barrier of a shared ring", "__syncthreads();  // not of", "// not of", tile=_SHARED),
@@ -46,9 +45,7 @@ MIXED = [
              file=_LOOP),
     Mutation("int4_wgmma", "a stage is not released", "release(pipeline, old);\n#pragma unroll", "#pragma unroll",
              file=_LOOP),
-    Mutation("int4_wgmma", "barriers used before they are there", _MEETING, "", occurrence=0),
-    Mutation("int4_wgmma", "the ticket's barrier used before it is there", _MEETING,
-             "ptx::barrier_arrive(kReady, Config::kThreads);", occurrence=1, tile=_STREAM),
+    Mutation("int4_wgmma", "barriers used before they are there", "ptx::barrier_sync(kReady, Config::kThreads);", ""),
     Mutation("int4_wgmma", "turns not waited for",
              "ptx::mbarrier_wait(pipeline.seen[warpgroup ^ 1], static_cast<uint32_t>(n / 2 + (warpgroup ^ 1)) & 1u);",
              "", tile=_TURNS),
