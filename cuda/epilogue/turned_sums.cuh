@@ -11,6 +11,7 @@
 #include "ptx/stmatrix.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/scheduler.cuh"
+#include "tile/swizzled_rows.cuh"
 
 namespace jaxgemm {
 
@@ -43,11 +44,30 @@ class TurnedSums {
     }
   }
 
+  // The same, rounded to T, into rows of the warpgroup's columns in shared memory, swizzled as TMA reads them.
+  __device__ void lay_down(float (&sums)[kRegisters], char* s_rows) const {
+    constexpr int kTokensAtOnce = 16;
+    finish(sums);
+    const uint32_t at = ptx::swizzled(
+        sm90::kSwizzle, static_cast<uint32_t>(store_row() * sm90::kRowBytes + warp() * TurnedTile::kRowBytes +
+                                              store_chunk() * ptx::kChunkBytes));
+#pragma unroll
+    for (int i = 0; i < kRegisters; i += kTokensAtOnce / 2) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) pairs[j] = ptx::pack<T>(sums[i + 2 * j], sums[i + 2 * j + 1]);
+      ptx::stmatrix<true>(s_rows + i / (kTokensAtOnce / 2) * kTokensAtOnce * sm90::kRowBytes + at, pairs);
+    }
+  }
+
  private:
   static constexpr int kWarpCols = ptx::kWgmmaM / 4, kAtOnce = std::min(kRegisters, TurnedTile::kRows / 2);
   static_assert(kRegisters % kAtOnce == 0);
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  // Of the eight columns of 16 bytes whose address this lane has for stmatrix.
+  __device__ static int store_row() { return lane() / 16 * 8 + lane() % 8; }
+  __device__ static int store_chunk() { return lane() / 8 % 2; }
   __device__ static int warp() { return static_cast<int>(threadIdx.x) % ptx::kWarpgroupThreads / 32; }
 
   __device__ void finish(float (&sums)[kRegisters]) const {
@@ -64,7 +84,6 @@ class TurnedSums {
 
   // 16 bytes at once, rounded to T.
   __device__ void write_vectors(const float (&sums)[kRegisters], TurnedTile& s_tile) const {
-    const int store_row = lane() / 16 * 8 + lane() % 8, store_chunk = lane() / 8 % 2;
     const int row = lane() / 2, chunk = lane() % 2;
     T* g_out = static_cast<T*>(epilogue_.out) + index_ + row * epilogue_.ld + chunk * kElems;
     const bool inside = row < kAtOnce * 2 && chunk * kElems < cols_;
@@ -76,7 +95,7 @@ class TurnedSums {
 #pragma unroll
       for (int j = 0; j < kAtOnce / 2; ++j) pairs[j] = ptx::pack<T>(sums[i + 2 * j], sums[i + 2 * j + 1]);
       __syncwarp();  // what was turned before has been read
-      ptx::stmatrix<true>(s_tile.bytes + TurnedTile::at(store_row, store_chunk), pairs);
+      ptx::stmatrix<true>(s_tile.bytes + TurnedTile::at(store_row(), store_chunk()), pairs);
       __syncwarp();
       if (inside && first + row < rows_) {
         *reinterpret_cast<uint4*>(g_out + first * epilogue_.ld) =

@@ -5,9 +5,10 @@
 // registers, which is the one way into wgmma that leaves time to make numbers of codes: the fragments of the next rows
 // are made while the tensor cores work on the last ones (mainloop/sm90_codes.cuh). Tokens are B, of any number that is
 // a multiple of 8. CTAs stay and take tile after tile: the ring fills while sums are written
-// (epilogue/turned_sums.cuh). Where tiles are few, or no multiple of the CTAs, those of a cluster, or all together,
-// have equal parts of the K of all of its tiles (tile/cluster_share.cuh), and add up what they have of the same one
-// (epilogue/parked_sums.cuh, epilogue/streamed_sums.cuh).
+// (epilogue/turned_sums.cuh), or the next tile is multiplied while TMA stores them (epilogue/stored_tiles.cuh). Where
+// tiles are few, or no multiple of the CTAs, those of a cluster, or all together, have equal parts of the K of all of
+// its tiles (tile/cluster_share.cuh), and add up what they have of the same one (epilogue/parked_sums.cuh,
+// epilogue/streamed_sums.cuh).
 //
 // Source: "register-sourced" mixed-input GEMM, CUTLASS, example 55 and
 // sm90_mma_tma_gmma_rs_warpspecialized_mixed_input; PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
@@ -16,10 +17,12 @@
 
 #include "epilogue/epilogue.cuh"
 #include "epilogue/parked_sums.cuh"
+#include "epilogue/stored_tiles.cuh"
 #include "epilogue/streamed_sums.cuh"
 #include "epilogue/turned_sums.cuh"
 #include "launch.cuh"
 #include "mainloop/sm90_codes.cuh"
+#include "mainloop/sm90_codes_producer.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/global_flag.cuh"
 #include "ptx/registers.cuh"
@@ -37,8 +40,9 @@ namespace {
 
 constexpr int kWarpgroup = ptx::kWarpgroupThreads, kWarp = 32, kWarpsOfGroup = kWarpgroup / kWarp;
 constexpr int kRegisters = 65536;  // of a multiprocessor
-// Named barriers, after that of ParkedSums: the pipeline's barriers are initialised.
-constexpr int kReady = 2;
+// Named barriers, after that of ParkedSums: the pipeline's barriers are initialised, for all and for who stores tiles;
+// the first of StoredTiles.
+constexpr int kReady = 2, kStorerReady = 3, kStored = 4;
 
 // CONSUMERS warpgroups have BLOCKS times 64 columns each, which takes fewer instructions for each column, and more
 // registers. A k-tile has HALVES times 64 rows. CTAS: as in int4_mma.
@@ -55,6 +59,8 @@ struct TileConfig {
   static constexpr bool kTurns = TURNS, kSplitK = !TURNS, kTma = true, kScalesSums = TOKENS <= kMostTokensOfScaledSums;
   // So many sums take long to compute: it pays to let all CTAs end at the same time.
   static constexpr bool kStreamK = kSplitK && TOKENS >= 128 && CONSUMERS == 2;
+  // And to go on with the next tile while they are stored.
+  static constexpr bool kStoresTiles = kStreamK;
   static constexpr int kHalves = HALVES, kBlocks = BLOCKS, kParts = 2 * BLOCKS, kRowBytes = 128;
   // TMA takes four times as long for a row outside of the tensor as for one inside. Tiles of many tokens come in boxes:
   // one that has none of them brings those of the first box again.
@@ -126,15 +132,21 @@ struct Config128x256 : TileConfig<128, 4, 8, 1, 1> {};
 struct Config256x128 : TileConfig<256, 2, 3> {};
 struct Config256x64 : TileConfig<256, 2, 3, 1, 2, 1, true> {};
 
-struct Maps {
+struct LoadMaps {
   CUtensorMap tokens, codes, scales, zeros;
 };
+struct AllMaps : LoadMaps {
+  CUtensorMap out;
+};
+template <class Config>
+using Maps = std::conditional_t<Config::kStoresTiles, AllMaps, LoadMaps>;
 
 struct Work {
   ClusterShare share;
   Divisor by_group;
   int64_t groups, tiles_n;
   DType scale_dtype;
+  bool stores;    // tiles of out, by TMA
   float* parked;  // of each CTA, the sums of a tile
 };
 
@@ -158,9 +170,9 @@ __device__ int rank_in_stream(Pipeline& pipeline) {
 // as the kernel's code is not in the caches when it begins.
 template <class Config, class T, bool kZeros, int kSegments, bool kStream>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
-    int4_wgmma_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work,
+    int4_wgmma_kernel(const __grid_constant__ Maps<Config> maps, const __grid_constant__ Work work,
                       const __grid_constant__ Epilogue epilogue, int64_t M, int64_t N) {
-  constexpr Tile kCta = Config::kCtaTile;
+  using Stored = StoredTiles<Config, kStored>;
   auto& smem = shared_storage<typename Config::SharedStorage>();
   auto& pipeline = smem.pipeline;
 
@@ -190,7 +202,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
         ptx::mbarrier_wait(pipeline.seen[warpgroup ^ 1], static_cast<uint32_t>(n / 2 + (warpgroup ^ 1)) & 1u);
       }
       typename Loop::Sums sums;
-      loop.run(sums, smem, ring, part.count, [&] {
+      const bool stores = Config::kStoresTiles && work.stores && part.first;
+      loop.run(sums, smem, ring, part.count, stores, [&] {
         if constexpr (Config::kTurns) {
           if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(pipeline.seen[warpgroup]);
         }
@@ -205,6 +218,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       }
       TileCoord tile = work.share.grid.tile(part.tile);
       tile.col += in_tile * Loop::kBlocks * ptx::kWgmmaM;
+      if constexpr (Config::kStoresTiles) {
+        const int stage = ring.last(Config::kStages);
+        const TurnedSums<T, Loop::kRegisters> turned(epilogue, tile, M, N);
+        if (stores) return Stored::lay_down(turned, sums[0], smem.stages[stage], stage, in_tile);
+      }
 #pragma unroll 1
       for (int block = 0; block < Loop::kBlocks; ++block, tile.col += ptx::kWgmmaM) {  // in turns: the code is long
         TurnedSums<T, Loop::kRegisters>(epilogue, tile, M, N).write(sums[0], smem.turned[threadIdx.x / kWarp]);
@@ -223,6 +241,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   } else {  // ptxas puts this first: what begins first should not have to wait for instructions from afar
     if constexpr (Config::kMovesRegisters) ptx::register_dealloc<Config::kProducerRegisters>();
     const bool produces = threadIdx.x == Config::kConsumerThreads;
+    const auto asked_rank = [&] { return rank_in_stream<kStream>(pipeline); };
     if (produces) {
       for (int i = 0; i < Config::kStages; ++i) {
         ptx::mbarrier_init(pipeline.full[i], 1);
@@ -236,42 +255,22 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     }
     __syncwarp();
     ptx::barrier_arrive(kReady, Config::kThreads);
+    const bool stores = warp == Config::kConsumerThreads / kWarp + 1;
+    if constexpr (Config::kStoresTiles) {
+      if (stores) {
+        if (work.stores && threadIdx.x % kWarp == 0) ptx::tma_prefetch_map(maps.out);
+        ptx::barrier_sync(kStorerReady, 2 * kWarp);
+      } else if (warp == Config::kConsumerThreads / kWarp) {
+        ptx::barrier_arrive(kStorerReady, 2 * kWarp);
+      }
+    }
     if (produces) {
-      constexpr uint32_t kParameters = kSegments * kCta.n;
-      constexpr uint32_t kBytes = sizeof(Config::Stage::tokens) + sizeof(Config::Stage::codes) +
-                                  kParameters * (sizeof(uint16_t) + (kZeros ? sizeof(uint8_t) : 0));
-      sm90::CodesRing ring;
-      const auto bring = [&](const ClusterShare::Part& part) {
-        const TileCoord tile = work.share.grid.tile(part.tile);
-        const int batch = static_cast<int>(tile.batch), row = static_cast<int>(tile.row),
-                  col = static_cast<int>(tile.col);
-        const int tile_n = static_cast<int>(tile.batch * work.tiles_n) + col / kPackedTileN;
-        const int first_group = static_cast<int>(tile.batch * work.groups);
-#pragma unroll 1
-        for (int i = 0; i < part.count; ++i) {
-          const int k = (part.k_tile + i) * kCta.k;
-          auto& stage = smem.stages[ring.stage];
-          auto& full = pipeline.full[ring.stage];
-          ptx::mbarrier_wait(pipeline.empty[ring.stage], ring.parity ^ 1u);
-          ptx::mbarrier_arrive_expect_tx(full, kBytes);
-          const int group = first_group + static_cast<int>(work.by_group.divide(static_cast<unsigned>(k)).quotient);
-          constexpr int kWordsOfTile = kPackedTileBytes / sizeof(int32_t);
-          ptx::tma_load_2d(stage.codes, maps.codes, full, k / kPackedTileK * kWordsOfTile, tile_n);
-          ptx::tma_load_2d(stage.scales, maps.scales, full, col, group);
-          if constexpr (kZeros) ptx::tma_load_2d(stage.zeros, maps.zeros, full, col, group);
-#pragma unroll
-          for (int half = 0; half < Config::kHalves; ++half) {
-#pragma unroll
-            for (int box = 0; box < Config::kBoxes; ++box) {
-              const int first = box * Config::kBoxRows;
-              ptx::tma_load_3d(stage.tokens[half] + first * Config::kRowBytes, maps.tokens, full,
-                               k + half * kPackedTileK, row + first < M ? row + first : row, batch);
-            }
-          }
-          ring.advance(Config::kStages);
-        }
-      };
-      work.share.for_each<kStream>(bring, [&] { return rank_in_stream<kStream>(pipeline); });
+      sm90::CodesProducer<Config, kZeros, kSegments, Maps<Config>, Work> producer(maps, work, smem, M);
+      const auto bring = [&](const ClusterShare::Part& part) { producer.bring(part); };
+      work.share.for_each<kStream>(bring, asked_rank);
+    }
+    if constexpr (Config::kStoresTiles) {
+      if (stores && work.stores) Stored::template store_all<kStream>(maps.out, work.share, smem, M, asked_rank);
     }
     __syncwarp();
     if (!kStream && work.share.ctas > 1) ptx::cluster_sync();
@@ -326,7 +325,7 @@ std::string launch(const GemmArgs& args) {
                      .box_inner = kTile.n,
                      .box_outer = segments};
   };
-  Maps maps = {};
+  Maps<Config> maps = {};
   if (p.K > 0) {
     for (const auto& [map, box] :
          {std::pair{&maps.tokens, operand_box(x, p.lhs_dtype, operand.view(), p.batch, Config::kBoxRows, kPackedTileK,
@@ -343,6 +342,17 @@ std::string launch(const GemmArgs& args) {
           std::pair{&maps.zeros, parameters(args.zeros, DType::kS8)}}) {
       if (map == &maps.zeros && p.codes.zeros == Zeros::kMiddle) continue;
       if (std::string error = encode_tensor_map(*map, box); !error.empty()) return error;
+    }
+  }
+  bool stores = false;
+  if constexpr (Config::kStoresTiles) {
+    stores = p.K > 0 && p.out_dtype == p.lhs_dtype && (p.split.splits == 1 || streams_k(p.split)) &&
+             Epilogue(args).vectors_aligned;
+    if (stores) {
+      constexpr int kCols = Config::kRowBytes / static_cast<int>(sizeof(uint16_t));
+      const TensorBox box =
+          operand_box(args.out, p.out_dtype, p.out, p.batch, Config::kBoxRows, kCols, ptx::Swizzle::k128B);
+      if (std::string error = encode_tensor_map(maps.out, box); !error.empty()) return error;
     }
   }
   const auto launch_as = [&]<class T, bool kZeros, int kSegments, bool kStream>() {
@@ -368,6 +378,7 @@ std::string launch(const GemmArgs& args) {
                        groups,
                        tiles_n,
                        p.codes.scale_dtype,
+                       stores,
                        reinterpret_cast<float*>(workspace)};
     return launch_clusters(cluster_ctas, kernel, clusters * ctas, Config::kThreads, kSmemBytes, args.stream, maps, work,
                            Epilogue(args), p.M, p.N);

@@ -22,6 +22,7 @@ struct CodesRing {
     parity ^= static_cast<uint32_t>((stage + k_tiles) / stages) & 1u;
     stage = (stage + k_tiles) % stages;
   }
+  __device__ int last(int stages) const { return (stage == 0 ? stages : stage) - 1; }
 };
 
 // kSegments: groups that a k-tile has, whose scales are then different.
@@ -148,9 +149,10 @@ struct CodesMainloop {
   }
 
   // sums = the weights' columns * the tokens, over k_tiles that the producer brings. Calls all_seen() when the last one
-  // has come.
+  // has come. keeps_last: its stage is not released.
   template <class Storage, class AllSeen>
-  __device__ void run(Sums& sums, Storage& smem, CodesRing& ring, int k_tiles, AllSeen&& all_seen) const {
+  __device__ void run(Sums& sums, Storage& smem, CodesRing& ring, int k_tiles, bool keeps_last,
+                      AllSeen&& all_seen) const {
     auto& pipeline = smem.pipeline;
 #pragma unroll
     for (auto& block : sums) {
@@ -206,7 +208,7 @@ struct CodesMainloop {
     if constexpr (!kScalesSums) {
       ptx::wgmma_wait<0>();
       ptx::pin_registers(sums);
-      release(pipeline, old);
+      if (!keeps_last) release(pipeline, old);
     }
     if constexpr (CodePairs<T>::kFactor != 1.0f) {
 #pragma unroll

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.emulated.mutation import Mutation
 
-_LOOP, _PACKED = "mainloop/sm90_codes.cuh", "tile/packed.cuh"
+_LOOP, _PRODUCER, _PACKED = "mainloop/sm90_codes.cuh", "mainloop/sm90_codes_producer.cuh", "tile/packed.cuh"
 _PARKED, _TURNED, _SHARE = "epilogue/parked_sums.cuh", "epilogue/turned_sums.cuh", "tile/cluster_share.cuh"
-_STREAMED = "epilogue/streamed_sums.cuh"
+_STREAMED, _STORED = "epilogue/streamed_sums.cuh", "epilogue/stored_tiles.cuh"
 _SHARED, _TWO, _TURNS = "16x128", "32x128>", "256x64"  # warps that share a ring of tokens; two warpgroups; in turns
 _STREAM = "128x128>"  # all CTAs share K
 
@@ -30,8 +30,9 @@ MIXED = [
              file=_PACKED),
     Mutation("int4_mma", "sums of bfloat16 codes not multiplied", "sums[r][t][i] * CodePairs<T>::kFactor",
              "sums[r][t][i]"),
-    Mutation("int4_wgmma", "tokens of the first half twice", "k + half * kPackedTileK, row", "k, row"),
-    Mutation("int4_wgmma", "bytes expected of too few tokens", "sizeof(Config::Stage::tokens) +", "128 +"),
+    Mutation("int4_wgmma", "tokens of the first half twice", "k + half * kPackedTileK,", "k,", file=_PRODUCER),
+    Mutation("int4_wgmma", "bytes expected of too few tokens", "sizeof(Config::Stage::tokens) +", "128 +",
+             file=_PRODUCER),
     Mutation("int4_wgmma", "sums read too early", "wait<0>();\n        ptx::pin_registers(products)",
              "wait<1>();\n        ptx::pin_registers(products)", file=_LOOP),
     Mutation("int4_wgmma", "one parity for all rounds", "parity ^= stage == 0 ? 1u : 0u;", "", file=_LOOP),
@@ -85,6 +86,20 @@ MIXED = [
              tile=_STREAM),
     Mutation("int4_wgmma", "whole tiles left out", "unsigned number = blockIdx.x,", "unsigned number = whole,",
              file=_SHARE, tile=_STREAM),
+    Mutation("int4_wgmma", "a tile laid down where tokens are read", "ptx::barrier_sync(kAllRead, kConsumers);", "",
+             file=_STORED, tile=_STREAM),
+    Mutation("int4_wgmma", "what is laid down not handed to TMA", "ptx::fence_proxy_async();", "", file=_STORED,
+             tile=_STREAM),
+    Mutation("int4_wgmma", "a tile stored before it is laid down",
+             "ptx::barrier_sync(kLaidDown + index, kConsumers + kWarp);",
+             "ptx::barrier_arrive(kLaidDown + index, kConsumers + kWarp);", file=_STORED, tile=_STREAM),
+    Mutation("int4_wgmma", "a stage given back that TMA reads", "ptx::tma_wait_group_read<0>();", "", file=_STORED,
+             tile=_STREAM),
+    Mutation("int4_wgmma", "a stage given back twice", "if (!keeps_last) release", "release", file=_LOOP, tile=_STREAM),
+    Mutation("int4_wgmma", "half of the columns stored", "col + part * kWarpgroupCols,", "col,", file=_STORED,
+             tile=_STREAM),
+    Mutation("int4_wgmma", "the storer's ring before it is there", "ptx::barrier_sync(kStorerReady, 2 * kWarp);",
+             "ptx::barrier_arrive(kStorerReady, 2 * kWarp);", tile=_STREAM),
     Mutation("int4_wgmma", "all boxes of tokens in one place", "stage.tokens[half] + first * Config::kRowBytes",
-             "stage.tokens[half]", tile=_TURNS),
+             "stage.tokens[half]", file=_PRODUCER, tile=_TURNS),
 ]  # fmt: skip
