@@ -15,14 +15,13 @@ from benchmarks.results import (
     Document,
     MixedDocument,
     MixedRow,
-    full_name,
     geomean,
     mixed_problem_of,
     validate,
 )
 from benchmarks.rungs import NOTHING_YET, inject
 from benchmarks.shapes import INT4_M, INT4_NK, INT4_VARIANTS, INT4_VARIANTS_M, INT4_VARIANTS_NK, MixedProblem, int4
-from benchmarks.tables import NOT_MEASURED, PEER_NAMES, format_ratio, format_tflops, format_us, method, optional, table
+from benchmarks.tables import NOT_MEASURED, PEER_NAMES, format_ratio, format_us, measured_cells, method, optional, table
 
 DECODE_M = tuple(m for m in INT4_M if m <= 16)
 MIXED_PEER_NAMES = {**PEER_NAMES, XLA_INT4: "XLA's int4", PLAIN: "plain"}
@@ -152,11 +151,7 @@ def mixed_detail_row(problem: MixedProblem, row: MixedRow, device: str) -> list[
     """Cells under MIXED_DETAIL_HEADER."""
     peers_us = [row["peers_us"].get(name) for name in MIXED_PEER_NAMES]
     return [
-        problem.label,
-        f"`{full_name(row)}`",
-        f"{format_us(row['us'])} ({format_us(row['us_p10'])} to {format_us(row['us_p90'])})",
-        format_tflops(row["tflops"]),
-        f"{row['gbps']:,.0f}",
+        *measured_cells(problem.label, row),
         of_bandwidth(row, device),
         *(optional(us, format_us) for us in peers_us),
         *(optional(us, lambda us: f"{us / row['us']:.2f}") for us in peers_us),

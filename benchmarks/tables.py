@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from benchmarks.limits import LIMITS, arithmetic
-from benchmarks.results import Document, Header, Row, full_name, geomean, problem_of
+from benchmarks.results import Document, Header, MixedRow, Row, full_name, geomean, problem_of
 from benchmarks.shapes import LADDER_SIZE, Problem, ladder
 
 NOT_MEASURED = "n/a"
@@ -135,15 +135,22 @@ DETAIL_HEADER = [
 ]
 
 
-def detail_row(row: Row, device: str) -> list[str]:
-    """Cells under DETAIL_HEADER. The heading above the table names the precision."""
-    problem = replace(problem_of(row), precision="default")
+def measured_cells(label: str, row: Row | MixedRow) -> list[str]:
+    """What the rows of all detailed tables begin with."""
     return [
-        problem.label,
+        label,
         f"`{full_name(row)}`",
         f"{format_us(row['us'])} ({format_us(row['us_p10'])} to {format_us(row['us_p90'])})",
         format_tflops(row["tflops"]),
         f"{row['gbps']:,.0f}",
+    ]
+
+
+def detail_row(row: Row, device: str) -> list[str]:
+    """Cells under DETAIL_HEADER. The heading above the table names the precision."""
+    problem = replace(problem_of(row), precision="default")
+    return [
+        *measured_cells(problem.label, row),
         *(optional(row["peers_us"].get(peer), format_us) for peer in PEER_NAMES),
         optional(of_peer(row, "jnp"), format_ratio),
         of_limit(row, device),

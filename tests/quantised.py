@@ -92,7 +92,7 @@ class Weights:
 
     def rows(self, of_groups: np.ndarray) -> np.ndarray:
         """One row, in float64, for each row of the matrix."""
-        return np.repeat(of_groups.astype(np.float64), self.group_size, axis=-2)[..., : self.k, :]
+        return np.repeat(of_groups.astype(np.float64), min(self.group_size, self.k), axis=-2)[..., : self.k, :]
 
     def dense(self) -> np.ndarray:
         """The matrices, in float64, which holds them exactly."""

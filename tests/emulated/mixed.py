@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxgemm import _packing
 from jaxgemm._native import _core
 from tests.emulator.library import Codes, Emulator, KernelInfo, Operand, Schedule
-from tests.quantised import streams
+from tests.quantised import Weights, pack, streams
 from tests.values import nan_bytes, rounded
 
 SEED = 7
@@ -31,37 +29,9 @@ def splits_of(info: Any) -> tuple[int, ...]:
     return CLUSTER_SPLITS if by_tma(info) else (2,)
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Random codes of a matrix whose scales are powers of two: sums of their products with small integers are exact."""
-
-    codes: np.ndarray
-    scales: np.ndarray
-    zeros: np.ndarray | None
-    group_size: int
-    bits: int
-
-    @classmethod
-    def random(cls, shape: tuple[int, int, int], group_size: int, kind: str, dtype: str, bits: int) -> Weights:
-        batch, k, n = shape
-        rng = np.random.default_rng([SEED, k, n, group_size])
-        groups = (batch, -(-k // group_size), n)
-        scales = rounded(np.exp2(rng.integers(-2, 3, groups)), dtype)
-        zeros = rng.integers(0, 2**bits + 1, groups, np.uint8) if kind == "integer" else None
-        return cls(rng.integers(0, 2**bits, shape, np.uint8), scales, zeros, group_size, bits)
-
-    def dense(self) -> np.ndarray:
-        """The matrices, in float64."""
-        k = self.codes.shape[1]
-
-        def rows(x: np.ndarray) -> np.ndarray:
-            return np.repeat(x.astype(np.float64), min(self.group_size, k), axis=1)[:, :k]
-
-        zeros = 2.0 ** (self.bits - 1) if self.zeros is None else rows(self.zeros)
-        return (self.codes - zeros) * rows(self.scales)
-
-    def packed(self) -> np.ndarray:
-        return np.array(_packing.pack(self.codes, self.bits, 2 ** (self.bits - 1)))
+def weights_of(shape: tuple[int, int, int], group_size: int, kind: str, dtype: str) -> Weights:
+    """Random ones: sums of their products with small integers are exact."""
+    return Weights.random(np.random.default_rng([SEED, *shape, group_size]), shape, group_size, kind, dtype, exact=True)
 
 
 def run(
@@ -70,9 +40,9 @@ def run(
 ) -> tuple[np.ndarray, str]:  # fmt: skip
     """The product of x (batch, M, K), and what was found."""
     batch, m, k = x.shape
-    n = weights.codes.shape[2]
+    n = weights.n
     out = nan_bytes((batch * m * n,), np.dtype(out_dtype))
-    packed = weights.packed()
+    packed = pack(weights.codes)
     ran = emulated.run(
         info.name, Operand(x.reshape(-1), m, k, k, m * k), Operand(packed.reshape(-1), k, n, n, k * n),
         Operand(out, m, n, n, m * n), batch, split=split, schedule=schedule,
@@ -136,7 +106,7 @@ def fault(emulated: Emulator, info: Any, index: int) -> str:
     (batch, m, n, k), group, kind, scale_dtype, split = trials(info)[index]
     workers = 2 if index % 2 and split is not None and streams(split) else 1
     dtype, out_dtype = info.dtypes[index % len(info.dtypes)][::2]
-    weights = Weights.random((batch, k, n), group, kind, scale_dtype, info.bits)
+    weights = weights_of((batch, k, n), group, kind, scale_dtype)
     rng = np.random.default_rng([SEED, index])
     x = rounded(rng.integers(-4, 5, (batch, m, k)), dtype)
     out, found = run(emulated, info, x, weights, out_dtype, split, Schedule(index, workers=workers))

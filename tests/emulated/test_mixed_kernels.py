@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxgemm._native import _core
-from tests.emulated.mixed import SEED, TRIALS, Weights, by_tma, fault, run, splits_of, trials, trials_of
+from tests.emulated.mixed import SEED, TRIALS, by_tma, fault, run, splits_of, trials, trials_of, weights_of
 from tests.emulator.library import Emulator, Schedule
 from tests.quantised import streams
 from tests.values import rounded
@@ -43,22 +45,22 @@ def test_trials_cover_what_there_is() -> None:
 def test_epilogue(emulated: Emulator, info: Any) -> None:
     tile_m, tile_n, tile_k = info.cta_tile
     m, n, k = tile_m + 1, tile_n + 8, tile_k + 8
-    weights = Weights.random((1, k, n), 128, "middle", "bfloat16", info.bits)
+    weights = weights_of((1, k, n), 128, "middle", "bfloat16")
     rng = np.random.default_rng(SEED)
     x = rounded(rng.integers(-4, 5, (1, m, k)), "bfloat16")
     bias = rounded(rng.integers(-64, 65, n), "bfloat16")
-    for split in sorted({(0, 1), (0, splits_of(info)[-1])}):
+    exact = np.maximum(0.5 * (x.astype(np.float64) @ weights.dense()) + bias.astype(np.float64), 0)
+    for split, out_dtype in itertools.product(sorted({(0, 1), (0, splits_of(info)[-1])}), ("float32", "bfloat16")):
         out, found = run(
-            emulated, info, x, weights, "float32", split, Schedule(), alpha=0.5, bias=bias, activation="relu"
+            emulated, info, x, weights, out_dtype, split, Schedule(), alpha=0.5, bias=bias, activation="relu"
         )
         assert not found
-        expected = np.maximum(0.5 * (x.astype(np.float64) @ weights.dense()) + bias.astype(np.float64), 0)
-        assert (out == expected).all()
+        assert (out == rounded(exact, out_dtype)).all()
 
 
 @pytest.mark.parametrize("info", MIXED, ids=IDS)
 def test_no_k_is_the_epilogue_of_zero(emulated: Emulator, info: Any) -> None:
-    weights = Weights.random((1, 0, 8), 128, "middle", "bfloat16", info.bits)
+    weights = weights_of((1, 0, 8), 128, "middle", "bfloat16")
     bias = np.arange(8, dtype=np.float32)
     out, found = run(
         emulated, info, rounded(np.zeros((1, 2, 0)), "float16"), weights, "float16", None, Schedule(), bias=bias
@@ -73,7 +75,7 @@ def test_nan_stays_in_its_row_or_column(emulated: Emulator, info: Any) -> None:
     tile_m, tile_n, tile_k = info.cta_tile
     m, n, k = tile_m, tile_n - _core.PACKED_TILE_N, tile_k
     n = max(n, _core.PACKED_TILE_N)
-    weights = Weights.random((1, k, n), 128, "integer", "bfloat16", info.bits)
+    weights = weights_of((1, k, n), 128, "integer", "bfloat16")
     weights.scales[0, -1, n // 2] = np.nan
     x = rounded(np.ones((1, m, k)), "bfloat16")
     x[0, m // 2, 5] = np.nan
@@ -86,13 +88,13 @@ def test_nan_stays_in_its_row_or_column(emulated: Emulator, info: Any) -> None:
 
 def test_zero_points_beyond_the_most_count_as_it(emulated: Emulator) -> None:
     info = MIXED[0]
-    weights = Weights.random((1, 128, 8), 128, "integer", "float32", info.bits)
+    weights = weights_of((1, 128, 8), 128, "integer", "float32")
     assert weights.zeros is not None
     weights.zeros[...] = np.arange(_core.MOST_ZERO - 3, _core.MOST_ZERO + 5)
     x = rounded(np.ones((1, 1, 128)), "bfloat16")
     out, found = run(emulated, info, x, weights, "float32", None, Schedule())
     assert not found
-    capped = Weights(weights.codes, weights.scales, np.minimum(weights.zeros, _core.MOST_ZERO), 128, info.bits)
+    capped = replace(weights, zeros=np.minimum(weights.zeros, _core.MOST_ZERO))
     assert (out == x.astype(np.float64) @ capped.dense()).all()
 
 
