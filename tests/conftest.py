@@ -9,12 +9,7 @@ from collections.abc import Iterator
 _EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 if _EIGHT_DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_EIGHT_DEVICES}".strip()
-# Several workers share the GPU and the cores: in each of them NumPy, which computes the references, would else start a
-# thread for every core.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-if "PYTEST_XDIST_WORKER" in os.environ:
-    for _threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-        os.environ.setdefault(_threads, "1")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share the GPU
 # What the developer has measured on this machine is nothing that a test may depend on.
 os.environ["JAXGEMM_TUNING"] = "shipped"
 
@@ -34,6 +29,11 @@ def cuda_devices() -> list[jax.Device]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Workers share the cores: in each of them NumPy, which computes the references, would else start a thread for every
+    # core when it is imported, which a plugin may do before the worker comes here. So they inherit this.
+    if getattr(config.option, "numprocesses", None):
+        for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+            os.environ.setdefault(threads, "1")
     config.addinivalue_line("filterwarnings", "ignore:jaxgemm has no kernels for")
 
 
