@@ -15,6 +15,8 @@ from tests.values import nan_bytes, rounded
 SEED = 7
 CLUSTER_SPLITS = (3, 2)
 """CTAs of a cluster: three that share four tiles have parts of two each, one of which waits for the other."""
+Trial = tuple[tuple[int, int, int, int], int, str, str, tuple[int, int]]
+"""(batch, M, N, K), group size, zero points, dtype of scales, split."""
 
 
 def by_tma(info: Any) -> bool:
@@ -51,8 +53,13 @@ def run(
     return out.reshape(batch, m, n), str(ran)
 
 
-def trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, str, tuple[int, int] | None]]:
-    """(batch, M, N, K), group size, zero points, dtype of scales, split: each value with some others."""
+def trials(info: Any) -> list[Trial]:
+    """All of a kernel."""
+    return usual_trials(info) + (stream_trials(info) if info.stream_k else [])
+
+
+def usual_trials(info: Any) -> list[Trial]:
+    """Each value with some others."""
     tile_m, tile_n, tile_k = info.cta_tile
     unit = 2 * _core.PACKED_TILE_K
     ms = (1, tile_m, tile_m + 1, max(1, tile_m - 3))
@@ -81,10 +88,10 @@ def trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, str, tu
                 split,
             )
         )
-    return found + (stream_trials(info) if info.stream_k else [])
+    return found
 
 
-def stream_trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, str, tuple[int, int] | None]]:
+def stream_trials(info: Any) -> list[Trial]:
     """All CTAs share K: parts of several CTAs to a tile, tiles that end in the middle of a CTA's part and with it, and
     whole tiles before, which are no multiple of the CTAs. And CTAs with several tiles each that TMA stores, while the
     ring goes round.
@@ -104,7 +111,7 @@ def stream_trials(info: Any) -> list[tuple[tuple[int, int, int, int], int, str, 
 def fault(emulated: Emulator, info: Any, index: int) -> str:
     """What is wrong with the product of trial ``index``, "" if nothing is: sums are exact."""
     (batch, m, n, k), group, kind, scale_dtype, split = trials(info)[index]
-    workers = 2 if index % 2 and split is not None and streams(split) else 1
+    workers = 2 if index % 2 and streams(split) else 1
     dtype, out_dtype = info.dtypes[index % len(info.dtypes)][::2]
     weights = weights_of((batch, k, n), group, kind, scale_dtype)
     rng = np.random.default_rng([SEED, index])
@@ -115,15 +122,3 @@ def fault(emulated: Emulator, info: Any, index: int) -> str:
     if wrong.size:
         found += f"{len(wrong)} of {out.size} wrong, first at {wrong[0]}, last at {wrong[-1]}"
     return f"{info.name} trial {index}: {found}" if found else ""
-
-
-TRIALS = 20
-
-
-STREAMS = 6
-"""Trials of kernels with ``stream_k``, after the others."""
-
-
-def trials_of(info: Any) -> int:
-    """How many there are of a kernel."""
-    return TRIALS + (STREAMS if info.stream_k else 0)

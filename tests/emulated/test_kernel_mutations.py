@@ -69,7 +69,7 @@ def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
 def fault_of(emulator: Emulator, info: KernelInfo) -> str:
     """The first fault of a kernel, "" if there is none."""
     if info.bits:
-        return next(filter(None, (mixed.fault(emulator, info, i) for i in range(mixed.trials_of(info)))), "")
+        return next(filter(None, (mixed.fault(emulator, info, i) for i in range(len(mixed.trials(info))))), "")
     if info.tf32 and info.highest and (found := fault_of_float32(emulator, info)):
         return found
     fused_so_far = 0
