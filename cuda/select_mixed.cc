@@ -8,11 +8,11 @@
 //     writing the sums;
 //   where K is split, adding up: within a cluster, or with a second kernel and the traffic of partial sums; or in a
 //     stream of all CTAs, each after the one before.
-// The constants were fitted to measurements of both families on an H200, group 128 and bfloat16, of the benchmarks'
-// seven matrices with 1 to 4096 tokens (tests/chooser_times_mixed.json), so that the choices are good: they take 1.4 %
-// longer than the best on average, and at most 17 % (48 tokens, 10240 x 8192). Times up to twice the best
-// (int4_mma: 1.6 times) are met within 8.5 %, root mean square. What smaller groups and zero points cost was chosen by
-// hand: for those the choices take 4.0 % longer than the best, at most 23 %.
+// The constants were fitted to measurements of both families on an H200 in bfloat16 (tests/chooser_times_mixed.json),
+// those of DRAM apart, which were kept, so that the choices are good. With groups of 128, of the benchmarks' seven
+// matrices with 1 to 4096 tokens, they take 1 % longer than the best on average, and at most 16 % (384 tokens,
+// 6144 x 4096); with other groups and zero points, of four of the matrices, 3.0 % and at most 22 % (1 token,
+// 6144 x 4096). Times up to twice the best (int4_mma: 1.6 times) are met within 8.1 %, root mean square.
 #include "select_mixed.h"
 
 #include <algorithm>
@@ -40,44 +40,50 @@ int64_t clusters_of(int ctas, int64_t splits, int64_t sms) {
 // What has a value here is not of both families.
 struct Rates {
   double weight_us, token_us;          // of a multiprocessor: of a weight, and of its product with a token
+  double outside_us = 0.0;             // of one of K of a token that a tile has room for and M does not have
   double latency_us, latency_of_work;  // of a k-tile: a constant, and how much of its work
   double dram_bytes_per_us, l2_bytes_per_us;
   double l2_power = 0.0;  // the latter is for tiles of 64 tokens, more for higher ones
   double launch_us, cta_us;
-  double tile_element_us = 0.0;  // of sums written before the next tile begins
+  double tile_element_us = 0.0;    // of sums written before the next tile begins
+  double stored_element_us = 0.0;  // the same where TMA stores them
   // Where K is split: of each CTA that shares it, and of an element of partial sums; and of one that waits in memory.
   double split_us, split_cta_us = 0.0, partial_element_us, parked_element_us = 0.0;
+  double halves_us = 0.0;  // all of that where two CTAs swap halves of one tile
   // Of a stream, and of an element that a CTA leaves, or adds to its own.
   double stream_us = 0.0, streamed_element_us = 0.0;
   double of_unscaled = 0.0;  // how much more work it is to scale all weights where else the sums are scaled
 };
-constexpr Rates kMma = {.weight_us = 1.518e-8,
-                        .token_us = 1.198e-6,
-                        .latency_us = 0.6583,
-                        .latency_of_work = 0.9487,
-                        .dram_bytes_per_us = 5.858e6,
-                        .l2_bytes_per_us = 5.443e6,
-                        .launch_us = 2.997,
-                        .cta_us = 1.052,
-                        .split_us = 1.76,
-                        .partial_element_us = 8.213e-7};
-constexpr Rates kWgmma = {.weight_us = 1.093e-5,
-                          .token_us = 2.837e-7,
-                          .latency_us = 0.1038,
-                          .latency_of_work = 0.8445,
-                          .dram_bytes_per_us = 5.149e6,
-                          .l2_bytes_per_us = 1.05e7,
-                          .l2_power = 0.2133,
-                          .launch_us = 1.703,
-                          .cta_us = 1.193,
-                          .tile_element_us = 1.017e-4,
-                          .split_us = 1.734,
-                          .split_cta_us = 0.1422,
-                          .partial_element_us = 4.556e-5,
-                          .parked_element_us = 1.592e-4,
-                          .stream_us = 6.73,
-                          .streamed_element_us = 1.975e-5,
-                          .of_unscaled = 0.4};
+constexpr Rates kMma = {.weight_us = 1.817e-8,
+                        .token_us = 6.943e-7,
+                        .latency_us = 0.6134,
+                        .latency_of_work = 1.863,
+                        .dram_bytes_per_us = 5.86e6,
+                        .l2_bytes_per_us = 4.912e6,
+                        .launch_us = 2.285,
+                        .cta_us = 1.025,
+                        .split_us = 1.926,
+                        .partial_element_us = 3.015e-8};
+constexpr Rates kWgmma = {.weight_us = 1.072e-5,
+                          .token_us = 2.502e-7,
+                          .outside_us = 1.983e-5,
+                          .latency_us = 0.1207,
+                          .latency_of_work = 0.8356,
+                          .dram_bytes_per_us = 5.15e6,
+                          .l2_bytes_per_us = 1.093e7,
+                          .l2_power = 0.1774,
+                          .launch_us = 2.57,
+                          .cta_us = 0.3982,
+                          .tile_element_us = 2.5e-4,
+                          .stored_element_us = 2.743e-4,
+                          .split_us = 0.8524,
+                          .split_cta_us = 0.2192,
+                          .partial_element_us = 7.716e-5,
+                          .parked_element_us = 2.221e-4,
+                          .halves_us = 0.8339,
+                          .stream_us = 6.647,
+                          .streamed_element_us = 3.61e-6,
+                          .of_unscaled = 0.4027};
 
 // What is the same for both families.
 struct Costs {
@@ -93,13 +99,15 @@ struct Costs {
   double k_tile_us(int64_t side_by_side) const {
     if (side_by_side == 0) return 0.0;
     // Of groups that are parts of 128 rows, and zero points that are not all in the middle.
-    constexpr double kOfPart = 0.03, kOfZeros = 0.02;
+    constexpr double kOfPart = 0.048, kOfZeros = 0.157;
     constexpr int kRows = 128, kSmallest = 32, kWarps = 8;
     const int parts = scaled_parts(p.codes.group_size, p.K, kRows, kSmallest);
     const double more = 1.0 + kOfPart * (parts - 1) + (p.codes.zeros == Zeros::kMiddle ? 0.0 : kOfZeros) +
                         (parts > 1 && info.cta_tile.m <= kMostTokensOfScaledSums ? rates.of_unscaled : 0.0);
+    const double outside = static_cast<double>(rows * info.cta_tile.m - p.M) / static_cast<double>(rows);
     const double work = more * static_cast<double>(info.cta_tile.n) * info.cta_tile.k *
-                        (rates.weight_us + rates.token_us * info.cta_tile.m);
+                            (rates.weight_us + rates.token_us * info.cta_tile.m) +
+                        rates.outside_us * outside * info.cta_tile.k;
     const double of_warp = info.tma ? work : work * kWarps * kWarpThreads / info.threads;
     return std::max(static_cast<double>(side_by_side) * work, rates.latency_us + rates.latency_of_work * of_warp);
   }
@@ -159,10 +167,13 @@ double wgmma_cost_us(const Costs& costs, int64_t splits) {
   const double partial = static_cast<double>(costs.elements) * side_by_side(clusters);
   // Tiles that a CTA writes before others of its own. Where warpgroups take turns they do so meanwhile.
   if (costs.info.split_k) {
-    cost +=
-        rates.tile_element_us * partial * static_cast<double>(ceil_div(ceil_div(costs.tiles, clusters), splits) - 1);
+    const bool stored = costs.info.stream_k && splits == 1;
+    cost += (stored ? rates.stored_element_us : rates.tile_element_us) * partial *
+            static_cast<double>(ceil_div(ceil_div(costs.tiles, clusters), splits) - 1);
   }
-  if (splits > 1) {
+  if (splits == 2 && costs.tiles <= clusters && costs.info.cta_tile.m >= kFewestTokensOfHalves) {
+    cost += rates.halves_us;
+  } else if (splits > 1) {
     cost += rates.split_us + rates.split_cta_us * static_cast<double>(splits) + rates.partial_element_us * partial;
     if (costs.tiles > clusters) cost += rates.parked_element_us * static_cast<double>(costs.elements);
   }
@@ -186,7 +197,7 @@ double stream_cost_us(const Costs& costs, const KSplit& split) {
                          (region > kCacheBytes ? std::max(stream_us, read / rates.dram_bytes_per_us) : stream_us);
   const double elements = static_cast<double>(costs.elements);
   return rates.launch_us + costs.with_memory(compute) + rates.cta_us + rates.stream_us +
-         rates.tile_element_us * elements * static_cast<double>(ceil_div(costs.tiles, split.splits) - 1) +
+         rates.stored_element_us * elements * static_cast<double>(ceil_div(costs.tiles, split.splits) - 1) +
          rates.streamed_element_us * elements * static_cast<double>(1 + others);
 }
 

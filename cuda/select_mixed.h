@@ -24,6 +24,10 @@ constexpr int int4_mma_resident_ctas(int ctas, const Tile& warp_tile, int parts,
 // int4_wgmma scales sums, not weights, of so many tokens at most, if a k-tile has one group.
 inline constexpr int kMostTokensOfScaledSums = 32;
 
+// Where two CTAs share one tile of at least so many tokens, each adds up the sums of half of them
+// (epilogue/swapped_halves.cuh).
+inline constexpr int kFewestTokensOfHalves = 16;
+
 // Tiles of quantised rhs lie in bands of so many rows (tile/cluster_share.cuh): a row takes more of the L2 cache than a
 // column, whose weights are codes.
 inline constexpr int kMixedBandRows = 4;

@@ -127,4 +127,17 @@ class TurnedSums {
   const int64_t first_col_;  // of out
 };
 
+// The sums of a warpgroup's blocks of columns, from tile.col on.
+template <class T, int kBlocks, int kRegisters>
+__device__ void write_blocks(float (&sums)[kBlocks][kRegisters], TurnedTile& s_tile, const Epilogue& epilogue,
+                             TileCoord tile, int64_t M, int64_t N) {
+#pragma unroll 1
+  for (int block = 0; block < kBlocks; ++block, tile.col += ptx::kWgmmaM) {  // in turns: the code is long
+    TurnedSums<T, kRegisters>(epilogue, tile, M, N).write(sums[0], s_tile);
+    static_assert(kBlocks <= 2, "the last one is the next one");
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) sums[0][i] = sums[kBlocks - 1][i];
+  }
+}
+
 }  // namespace jaxgemm

@@ -7,8 +7,8 @@
 // a multiple of 8. CTAs stay and take tile after tile: the ring fills while sums are written
 // (epilogue/turned_sums.cuh), or the next tile is multiplied while TMA stores them (epilogue/stored_tiles.cuh). Where
 // tiles are few, or no multiple of the CTAs, those of a cluster, or all together, have equal parts of the K of all of
-// its tiles (tile/cluster_share.cuh), and add up what they have of the same one (epilogue/parked_sums.cuh,
-// epilogue/streamed_sums.cuh).
+// its tiles (tile/cluster_share.cuh), and add up what they have of the same one (epilogue/swapped_halves.cuh,
+// epilogue/parked_sums.cuh, epilogue/streamed_sums.cuh).
 //
 // Source: "register-sourced" mixed-input GEMM, CUTLASS, example 55 and
 // sm90_mma_tma_gmma_rs_warpspecialized_mixed_input; PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
@@ -19,6 +19,7 @@
 #include "epilogue/parked_sums.cuh"
 #include "epilogue/stored_tiles.cuh"
 #include "epilogue/streamed_sums.cuh"
+#include "epilogue/swapped_halves.cuh"
 #include "epilogue/turned_sums.cuh"
 #include "launch.cuh"
 #include "mainloop/sm90_codes.cuh"
@@ -61,6 +62,7 @@ struct TileConfig {
   static constexpr bool kStreamK = kSplitK && TOKENS >= 128 && CONSUMERS == 2;
   // And to go on with the next tile while they are stored.
   static constexpr bool kStoresTiles = kStreamK;
+  static constexpr bool kSwapsHalves = kSplitK && TOKENS >= kFewestTokensOfHalves;
   static constexpr int kHalves = HALVES, kBlocks = BLOCKS, kParts = 2 * BLOCKS, kRowBytes = 128;
   // TMA takes four times as long for a row outside of the tensor as for one inside. Tiles of many tokens come in boxes:
   // one that has none of them brings those of the first box again.
@@ -100,7 +102,9 @@ struct TileConfig {
   struct SharedStorage {
     union {
       Stage stages[STAGES];
-      SumRows<kCtaTile.m, kCtaTile.n> sums;  // when the CTA has nothing more to multiply
+      // When the CTA has nothing more to multiply:
+      SumRows<kCtaTile.m, kCtaTile.n> sums;
+      LeftSums<TOKENS * BLOCKS / 16, kConsumerThreads> left;
     };
     TurnedTile turned[kConsumerThreads / kWarp];
     Pipeline pipeline;
@@ -166,8 +170,8 @@ __device__ int rank_in_stream(Pipeline& pipeline) {
   }
 }
 
-// kSegments: see CodesMainloop. kStream: whether CTAs are a stream: others should not have to step over what it needs,
-// as the kernel's code is not in the caches when it begins.
+// kSegments: see CodesMainloop. kStream: whether CTAs are a stream, perhaps of whole tiles alone, which TMA stores:
+// others should not have to step over what it needs, as the kernel's code is not in the caches when it begins.
 template <class Config, class T, bool kZeros, int kSegments, bool kStream>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     int4_wgmma_kernel(const __grid_constant__ Maps<Config> maps, const __grid_constant__ Work work,
@@ -183,7 +187,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     ptx::barrier_sync(kReady, Config::kThreads);
     if constexpr (kStream) {
       // The CTA's ticket, which is needed later, or never: the ring's first stages take longer to come.
-      if (threadIdx.x == 0) {
+      if (threadIdx.x == 0 && work.share.whole < work.share.tiles) {
         pipeline.rank = work.share.rank_in_stream(ptx::take_ticket(streamed<Config>(work).ticket()));
         ptx::mbarrier_arrive(pipeline.ranked);
       }
@@ -193,6 +197,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     const Loop loop(in_tile, work.scale_dtype);
     sm90::CodesRing ring;
     int turn = 0, rank = 0;
+    const bool in_halves = Config::kSwapsHalves && !kStream && work.share.in_halves();
     const auto compute = [&](const ClusterShare::Part& part) {
       if constexpr (Config::kTurns) {
         const int n = turn++;
@@ -202,38 +207,41 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
         ptx::mbarrier_wait(pipeline.seen[warpgroup ^ 1], static_cast<uint32_t>(n / 2 + (warpgroup ^ 1)) & 1u);
       }
       typename Loop::Sums sums;
-      const bool stores = Config::kStoresTiles && work.stores && part.first;
+      const bool stores = Config::kStoresTiles && kStream && work.stores && part.first;
       loop.run(sums, smem, ring, part.count, stores, [&] {
         if constexpr (Config::kTurns) {
           if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(pipeline.seen[warpgroup]);
         }
       });
-      if constexpr (Config::kSplitK) {
-        if (!part.first || !part.last) {
-          if constexpr (!kStream) return ParkedSums<Config>(work.share, smem.sums, work.parked).store(sums, part);
-          const StreamedSums<Config> others = streamed<Config>(work);
-          if (!part.first) return others.leave(sums[0], rank);
-          for (int other = rank + 1; other <= work.share.last_of(part); ++other) others.add(sums[0], other);
-        }
-      }
       TileCoord tile = work.share.grid.tile(part.tile);
       tile.col += in_tile * Loop::kBlocks * ptx::kWgmmaM;
-      if constexpr (Config::kStoresTiles) {
+      if constexpr (Config::kSplitK) {
+        if (!part.first || !part.last) {
+          if constexpr (kStream) {
+            const StreamedSums<Config> others = streamed<Config>(work);
+            if (!part.first) return others.leave(sums[0], rank);
+            for (int other = rank + 1; other <= work.share.last_of(part); ++other) others.add(sums[0], other);
+          } else {
+            if constexpr (Config::kSwapsHalves) {
+              if (in_halves) {
+                return SwappedHalves<Config, T>::write(sums, smem.left, smem.turned[threadIdx.x / kWarp],
+                                                       part.first ? 0 : 1, epilogue, tile, M, N);
+              }
+            }
+            return ParkedSums<Config>(work.share, smem.sums, work.parked).store(sums, part);
+          }
+        }
+      }
+      if constexpr (Config::kStoresTiles && kStream) {
         const int stage = ring.last(Config::kStages);
         const TurnedSums<T, Loop::kRegisters> turned(epilogue, tile, M, N);
         if (stores) return Stored::lay_down(turned, sums[0], smem.stages[stage], stage, in_tile);
       }
-#pragma unroll 1
-      for (int block = 0; block < Loop::kBlocks; ++block, tile.col += ptx::kWgmmaM) {  // in turns: the code is long
-        TurnedSums<T, Loop::kRegisters>(epilogue, tile, M, N).write(sums[0], smem.turned[threadIdx.x / kWarp]);
-        static_assert(Loop::kBlocks <= 2, "the last one is the next one");
-#pragma unroll
-        for (int i = 0; i < Loop::kRegisters; ++i) sums[0][i] = sums[Loop::kBlocks - 1][i];
-      }
+      write_blocks<T>(sums, smem.turned[threadIdx.x / kWarp], epilogue, tile, M, N);
     };
     work.share.for_each<kStream>(compute, [&] { return rank = rank_in_stream<kStream>(pipeline); });
     if constexpr (Config::kSplitK && !kStream) {
-      if (work.share.ctas > 1) {
+      if (work.share.ctas > 1 && !in_halves) {
         ptx::cluster_sync();
         ParkedSums<Config>(work.share, smem.sums, work.parked).add_up(epilogue, M, N);
       }
@@ -255,22 +263,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     }
     __syncwarp();
     ptx::barrier_arrive(kReady, Config::kThreads);
-    const bool stores = warp == Config::kConsumerThreads / kWarp + 1;
-    if constexpr (Config::kStoresTiles) {
-      if (stores) {
-        if (work.stores && threadIdx.x % kWarp == 0) ptx::tma_prefetch_map(maps.out);
-        ptx::barrier_sync(kStorerReady, 2 * kWarp);
-      } else if (warp == Config::kConsumerThreads / kWarp) {
-        ptx::barrier_arrive(kStorerReady, 2 * kWarp);
-      }
+    constexpr int kProducerWarp = Config::kConsumerThreads / kWarp;
+    if constexpr (kStream) {
+      if (warp == kProducerWarp) ptx::barrier_arrive(kStorerReady, 2 * kWarp);
     }
     if (produces) {
       sm90::CodesProducer<Config, kZeros, kSegments, Maps<Config>, Work> producer(maps, work, smem, M);
       const auto bring = [&](const ClusterShare::Part& part) { producer.bring(part); };
       work.share.for_each<kStream>(bring, asked_rank);
     }
-    if constexpr (Config::kStoresTiles) {
-      if (stores && work.stores) Stored::template store_all<kStream>(maps.out, work.share, smem, M, asked_rank);
+    if constexpr (kStream) {
+      if (warp == kProducerWarp + 1) {
+        if (work.stores && threadIdx.x % kWarp == 0) ptx::tma_prefetch_map(maps.out);
+        ptx::barrier_sync(kStorerReady, 2 * kWarp);
+        if (work.stores) Stored::template store_all<kStream>(maps.out, work.share, smem, M, asked_rank);
+      }
     }
     __syncwarp();
     if (!kStream && work.share.ctas > 1) ptx::cluster_sync();
@@ -346,8 +353,11 @@ std::string launch(const GemmArgs& args) {
   }
   bool stores = false;
   if constexpr (Config::kStoresTiles) {
-    stores = p.K > 0 && p.out_dtype == p.lhs_dtype && (p.split.splits == 1 || streams_k(p.split)) &&
-             Epilogue(args).vectors_aligned;
+    int64_t at_once = 0;
+    if (std::string error = multiprocessors(at_once); !error.empty()) return error;
+    const bool several = TileGrid(kTile, p.M, p.N).ctas(p.batch) > at_once * Config::kCtas;  // tiles to a CTA
+    stores = p.K > 0 && p.out_dtype == p.lhs_dtype && Epilogue(args).vectors_aligned &&
+             (streams_k(p.split) || (p.split.splits == 1 && several));
     if (stores) {
       constexpr int kCols = Config::kRowBytes / static_cast<int>(sizeof(uint16_t));
       const TensorBox box =
@@ -359,21 +369,25 @@ std::string launch(const GemmArgs& args) {
     const auto kernel = int4_wgmma_kernel<Config, T, kZeros, kSegments, kStream>;
     constexpr int kSmemBytes = describe<Config>().smem_bytes;
     const int splits = static_cast<int>(p.split.splits), cluster_ctas = kStream ? 1 : splits;
-    int64_t clusters = 0, ctas = splits;
+    int64_t clusters = 0, ctas = splits, whole = p.split.whole;
     if (std::string error =
             resident_clusters(clusters, cluster_ctas, kernel, Config::kThreads, kSmemBytes, kStream ? ctas : 0);
         !error.empty()) {
       return error;
     }
     if constexpr (kStream) {
-      ctas = std::clamp<int64_t>(clusters, 1, splits);
+      const bool shares = streams_k(p.split);
+      if (!shares) whole = TileGrid(kTile, p.M, p.N).ctas(p.batch);
+      ctas = std::clamp<int64_t>(clusters, 1, shares ? splits : planned_clusters<Config>(p, 1));
       clusters = 1;
       const StreamedSums<Config> sums(workspace, ctas);
-      if (std::string error = zero_words(sums.ticket(), sums.words(ctas), args.stream); !error.empty()) return error;
+      if (shares) {
+        if (std::string error = zero_words(sums.ticket(), sums.words(ctas), args.stream); !error.empty()) return error;
+      }
     } else {
       clusters = std::clamp<int64_t>(clusters, 1, planned_clusters<Config>(p, splits));
     }
-    const Work work = {ClusterShare(kTile, p, clusters, {p.split.whole, ctas}),
+    const Work work = {ClusterShare(kTile, p, clusters, {whole, ctas}),
                        Divisor(group),
                        groups,
                        tiles_n,
@@ -385,7 +399,7 @@ std::string launch(const GemmArgs& args) {
   };
   const auto launch_for = [&]<class T, bool kZeros, int kSegments>() {
     if constexpr (Config::kStreamK) {
-      if (streams_k(p.split)) return launch_as.template operator()<T, kZeros, kSegments, true>();
+      if (streams_k(p.split) || stores) return launch_as.template operator()<T, kZeros, kSegments, true>();
     }
     return launch_as.template operator()<T, kZeros, kSegments, false>();
   };

@@ -4,8 +4,9 @@
 // of those, laid end to end: so a CTA computes a part of one tile, whole tiles and then a part of another one. With one
 // CTA to a cluster all are whole.
 //
-// Or in a stream: the first `whole` tiles are one CTA's each, in turns; all CTAs together have the others, as if they
-// were one cluster. They are none, so that it depends on when a CTA began which part it has (see rank_in_stream()).
+// Or in a stream: the first `whole` tiles are one CTA's each, in turns; all CTAs together have the others, if there are
+// any, as if they were one cluster. They are none, so that it depends on when a CTA began which part it has (see
+// rank_in_stream()).
 //
 // Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU",
 // arXiv:2301.03598; clusters are those whose CTAs can wait for each other.
@@ -67,11 +68,14 @@ struct ClusterShare {
   __device__ int rank_in_stream(unsigned ticket) const { return ctas - 1 - static_cast<int>(ticket); }
   __device__ Place place_in_stream(int rank) const { return {0, rank, share[0], static_cast<int>(rounds) * k_tiles}; }
 
+  // Whether each cluster is two CTAs that share one tile.
+  __device__ bool in_halves() const { return ctas == 2 && tiles <= clusters; }
+
   // Who has the end of the tile's K.
   __device__ int last_of(const Part& part) const { return (part.begin + k_tiles - 1) / share[0]; }
 
   // Calls f(part) for each part of a tile that the CTA computes. kStream: whether CTAs are a stream; rank() is then
-  // asked for once, after the whole tiles.
+  // asked for once, after the whole tiles, if others follow.
   template <bool kStream, class F, class Rank>
   __device__ void for_each(F&& f, Rank&& rank) const {
     bool shared = false;
@@ -91,7 +95,7 @@ struct ClusterShare {
     if constexpr (!kStream) enter_shared();
 #pragma unroll 1
     while (true) {
-      if (kStream && !shared && number >= whole) enter_shared();
+      if (kStream && !shared && number >= whole && whole < tiles) enter_shared();
       if (number >= tiles || (ctas > 1 && begin >= end)) return;
       const int from = first > begin ? first - begin : 0, to = end - begin < k_tiles ? end - begin : k_tiles;
       if (ctas == 1 || from < to) f(Part{begin, number, from, to - from, from == 0, to == k_tiles});

@@ -7,6 +7,7 @@ from tests.emulated.mutation import Mutation
 _LOOP, _PRODUCER, _PACKED = "mainloop/sm90_codes.cuh", "mainloop/sm90_codes_producer.cuh", "tile/packed.cuh"
 _PARKED, _TURNED, _SHARE = "epilogue/parked_sums.cuh", "epilogue/turned_sums.cuh", "tile/cluster_share.cuh"
 _STREAMED, _STORED = "epilogue/streamed_sums.cuh", "epilogue/stored_tiles.cuh"
+_SWAPPED = "epilogue/swapped_halves.cuh"
 _SHARED, _TWO, _TURNS = "16x128", "32x128>", "256x64"  # warps that share a ring of tokens; two warpgroups; in turns
 _STREAM = "128x128>"  # all CTAs share K
 
@@ -66,6 +67,14 @@ MIXED = [
     Mutation("int4_wgmma", "rows beyond M added up", "tile.row + i / kQuadsPerRow < M", "true", file=_PARKED),
     Mutation("int4_wgmma", "the second tile that is shared forgotten",
              "if (last_tile != tile && end % k_tiles != 0)", "if (false)", file=_PARKED),
+    Mutation("int4_wgmma", "halves over stages that are read", "ptx::barrier_sync(1, Config::kConsumerThreads);", "",
+             file=_SWAPPED, tile=_TWO),
+    Mutation("int4_wgmma", "the other's half read too early", "ptx::cluster_sync();", "ptx::cluster_arrive();",
+             file=_SWAPPED, tile=_TWO),
+    Mutation("int4_wgmma", "its own half added", "rank ^ 1", "rank", file=_SWAPPED, tile=_TWO),
+    Mutation("int4_wgmma", "both write the first half", "tile.row += rank * kTokens;", "", file=_SWAPPED, tile=_TWO),
+    Mutation("int4_wgmma", "the first half kept by both", "rank == 0 ? first : second", "first", file=_SWAPPED,
+             tile=_TWO),
     Mutation("int4_wgmma", "turned rows read too early", "__syncwarp();\n      if (inside", "if (inside", file=_TURNED),
     Mutation("int4_wgmma", "rows beyond M", "inside && first + row < rows_", "inside", file=_TURNED),
     Mutation("int4_wgmma", "columns beyond N", "&& element.row < cols_", "", file=_TURNED),
@@ -86,6 +95,8 @@ MIXED = [
              tile=_STREAM),
     Mutation("int4_wgmma", "whole tiles left out", "unsigned number = blockIdx.x,", "unsigned number = whole,",
              file=_SHARE, tile=_STREAM),
+    Mutation("int4_wgmma", "a rank asked for that nobody has", " && whole < tiles) enter_shared();",
+             ") enter_shared();", file=_SHARE, tile=_STREAM),
     Mutation("int4_wgmma", "a tile laid down where tokens are read", "ptx::barrier_sync(kAllRead, kConsumers);", "",
              file=_STORED, tile=_STREAM),
     Mutation("int4_wgmma", "what is laid down not handed to TMA", "ptx::fence_proxy_async();", "", file=_STORED,
