@@ -138,6 +138,7 @@ struct KernelInfo {
   int bits;             // of the codes of rhs; 0: takes no quantised rhs
   int group_multiple;   // takes groups of a multiple of so many rows, or of all rows
   int resident_ctas;    // that fit a multiprocessor, if the Config says so; else 1
+  int k_sharers;        // warpgroups of a CTA that take k-tiles of the same columns in turns
 };
 
 struct GemmArgs {

@@ -55,7 +55,7 @@ inline constexpr FixedText kFullName = [] {
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
 // and optionally kSuffix (of the name), kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kStreamK, kClusterCtas, kTma,
-// kBits, kGroupMultiple and kCtas (see KernelInfo).
+// kBits, kGroupMultiple, kCtas and kSharers (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -102,6 +102,10 @@ constexpr KernelInfo describe() {
     if constexpr (requires { Config::kCtas; }) return Config::kCtas;
     return 1;
   }();
+  constexpr int k_sharers = [] {
+    if constexpr (requires { Config::kSharers; }) return Config::kSharers;
+    return 1;
+  }();
   constexpr int smem_bytes =
       std::is_empty_v<typename Config::SharedStorage> ? 0 : sizeof(typename Config::SharedStorage);
   static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024);
@@ -129,7 +133,8 @@ constexpr KernelInfo describe() {
           .fused_epilogue = true,
           .bits = bits,
           .group_multiple = group_multiple,
-          .resident_ctas = resident_ctas};
+          .resident_ctas = resident_ctas,
+          .k_sharers = k_sharers};
 }
 
 inline int64_t no_workspace(const Problem&) { return 0; }

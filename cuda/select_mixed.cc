@@ -10,9 +10,9 @@
 //     stream of all CTAs, each after the one before.
 // The constants were fitted to measurements of both families on an H200 in bfloat16 (tests/chooser_times_mixed.json),
 // those of DRAM apart, which were kept, so that the choices are good. With groups of 128, of the benchmarks' seven
-// matrices with 1 to 4096 tokens, they take 1 % longer than the best on average, and at most 16 % (384 tokens,
-// 6144 x 4096); with other groups and zero points, of four of the matrices, 3.0 % and at most 22 % (1 token,
-// 6144 x 4096). Times up to twice the best (int4_mma: 1.6 times) are met within 8.1 %, root mean square.
+// matrices with 1 to 4096 tokens, they take 0.9 % longer than the best on average, and at most 16 % (384 tokens,
+// 6144 x 4096); with other groups and zero points, of four of the matrices, 3.1 % and at most 22 % (1 token,
+// 6144 x 4096). Times up to twice the best (int4_mma: 1.6 times) are met within 8.4 % (7.8 %), root mean square.
 #include "select_mixed.h"
 
 #include <algorithm>
@@ -42,6 +42,7 @@ struct Rates {
   double weight_us, token_us;          // of a multiprocessor: of a weight, and of its product with a token
   double outside_us = 0.0;             // of one of K of a token that a tile has room for and M does not have
   double latency_us, latency_of_work;  // of a k-tile: a constant, and how much of its work
+  double ring_us = 0.0;                // of a k-tile, from when it is asked for until its stage is free again, at least
   double dram_bytes_per_us, l2_bytes_per_us;
   double l2_power = 0.0;  // the latter is for tiles of 64 tokens, more for higher ones
   double launch_us, cta_us;
@@ -50,40 +51,47 @@ struct Rates {
   // Where K is split: of each CTA that shares it, and of an element of partial sums; and of one that waits in memory.
   double split_us, split_cta_us = 0.0, partial_element_us, parked_element_us = 0.0;
   double halves_us = 0.0;  // all of that where two CTAs swap halves of one tile
+  // Where warpgroups share k-tiles: of an element of each sharer's sums; how much longer a k-tile takes with each
+  // sharer more; and how much more work it is.
+  double gathered_element_us = 0.0, shared_latency = 0.0, shared_work = 1.0;
   // Of a stream, and of an element that a CTA leaves, or adds to its own.
   double stream_us = 0.0, streamed_element_us = 0.0;
   double of_unscaled = 0.0;  // how much more work it is to scale all weights where else the sums are scaled
 };
-constexpr Rates kMma = {.weight_us = 1.817e-8,
-                        .token_us = 6.943e-7,
-                        .latency_us = 0.6134,
-                        .latency_of_work = 1.863,
+constexpr Rates kMma = {.weight_us = 1.116e-12,
+                        .token_us = 9.185e-7,
+                        .latency_us = 0.7522,
+                        .latency_of_work = 1.039,
                         .dram_bytes_per_us = 5.86e6,
-                        .l2_bytes_per_us = 4.912e6,
-                        .launch_us = 2.285,
-                        .cta_us = 1.025,
-                        .split_us = 1.926,
-                        .partial_element_us = 3.015e-8};
-constexpr Rates kWgmma = {.weight_us = 1.072e-5,
-                          .token_us = 2.502e-7,
-                          .outside_us = 1.983e-5,
-                          .latency_us = 0.1207,
-                          .latency_of_work = 0.8356,
+                        .l2_bytes_per_us = 5.003e6,
+                        .launch_us = 1.999,
+                        .cta_us = 0.7996,
+                        .split_us = 2.582,
+                        .partial_element_us = 1.633e-6};
+constexpr Rates kWgmma = {.weight_us = 1.033e-5,
+                          .token_us = 2.554e-7,
+                          .outside_us = 1.544e-5,
+                          .latency_us = 0.117,
+                          .latency_of_work = 0.804,
+                          .ring_us = 1.648,
                           .dram_bytes_per_us = 5.15e6,
-                          .l2_bytes_per_us = 1.093e7,
-                          .l2_power = 0.1774,
-                          .launch_us = 2.57,
-                          .cta_us = 0.3982,
-                          .tile_element_us = 2.5e-4,
-                          .stored_element_us = 2.743e-4,
-                          .split_us = 0.8524,
-                          .split_cta_us = 0.2192,
-                          .partial_element_us = 7.716e-5,
-                          .parked_element_us = 2.221e-4,
-                          .halves_us = 0.8339,
-                          .stream_us = 6.647,
-                          .streamed_element_us = 3.61e-6,
-                          .of_unscaled = 0.4027};
+                          .l2_bytes_per_us = 9.621e6,
+                          .l2_power = 0.1263,
+                          .launch_us = 2.158,
+                          .cta_us = 8.981e-5,
+                          .tile_element_us = 0.0001955,
+                          .stored_element_us = 0.0002566,
+                          .split_us = 1.47,
+                          .split_cta_us = 0.2342,
+                          .partial_element_us = 5.952e-5,
+                          .parked_element_us = 0.0002201,
+                          .halves_us = 1.161,
+                          .gathered_element_us = 9.664e-5,
+                          .shared_latency = 0.6354,
+                          .shared_work = 1.082,
+                          .stream_us = 4.027,
+                          .streamed_element_us = 2.538e-5,
+                          .of_unscaled = 0.06192};
 
 // What is the same for both families.
 struct Costs {
@@ -99,17 +107,21 @@ struct Costs {
   double k_tile_us(int64_t side_by_side) const {
     if (side_by_side == 0) return 0.0;
     // Of groups that are parts of 128 rows, and zero points that are not all in the middle.
-    constexpr double kOfPart = 0.048, kOfZeros = 0.157;
+    constexpr double kOfPart = 0.000275, kOfZeros = 0.0003304;
     constexpr int kRows = 128, kSmallest = 32, kWarps = 8;
     const int parts = scaled_parts(p.codes.group_size, p.K, kRows, kSmallest);
     const double more = 1.0 + kOfPart * (parts - 1) + (p.codes.zeros == Zeros::kMiddle ? 0.0 : kOfZeros) +
                         (parts > 1 && info.cta_tile.m <= kMostTokensOfScaledSums ? rates.of_unscaled : 0.0);
     const double outside = static_cast<double>(rows * info.cta_tile.m - p.M) / static_cast<double>(rows);
+    // The copies of these are hidden where warpgroups share k-tiles.
     const double work = more * static_cast<double>(info.cta_tile.n) * info.cta_tile.k *
                             (rates.weight_us + rates.token_us * info.cta_tile.m) +
-                        rates.outside_us * outside * info.cta_tile.k;
+                        (info.k_sharers > 1 ? 0.0 : rates.outside_us * outside * info.cta_tile.k);
     const double of_warp = info.tma ? work : work * kWarps * kWarpThreads / info.threads;
-    return std::max(static_cast<double>(side_by_side) * work, rates.latency_us + rates.latency_of_work * of_warp);
+    const double latency = rates.latency_us + rates.latency_of_work * of_warp;
+    const double sharers = info.k_sharers;  // of which each is in the others' way
+    return std::max({static_cast<double>(side_by_side) * work * (info.k_sharers > 1 ? rates.shared_work : 1.0),
+                     latency * (1.0 + rates.shared_latency * (sharers - 1.0)) / sharers, rates.ring_us / info.stages});
   }
 
   // Of computing, which takes so long without it, and memory, the longer one, more or less.
@@ -165,6 +177,10 @@ double wgmma_cost_us(const Costs& costs, int64_t splits) {
                          static_cast<double>(more) * costs.k_tile_us(side_by_side(rest));
   double cost = rates.launch_us + costs.with_memory(compute) + rates.cta_us;
   const double partial = static_cast<double>(costs.elements) * side_by_side(clusters);
+  if (costs.info.k_sharers > 1) {
+    cost += rates.gathered_element_us * partial * (costs.info.k_sharers - 1) *
+            static_cast<double>(ceil_div(ceil_div(costs.tiles, clusters), splits));
+  }
   // Tiles that a CTA writes before others of its own. Where warpgroups take turns they do so meanwhile.
   if (costs.info.split_k) {
     const bool stored = costs.info.stream_k && splits == 1;

@@ -32,7 +32,7 @@ class ParkedSums {
   template <int kRegisters>
   __device__ void store(const float (&sums)[Config::kBlocks][kRegisters], const ClusterShare::Part& part) const {
     const int end = part.begin + share_.k_tiles;
-    if (at_.end_of(at_.rank) <= end) ptx::barrier_sync(1, Config::kConsumerThreads);  // all have read the stages
+    if (at_.end_of(at_.rank) <= end) ptx::barrier_sync(1, Config::kTileThreads);  // all have read the stages
     const ptx::ElementOf first = ptx::accumulator_element(static_cast<int>(threadIdx.x) % ptx::kWarpgroupThreads, 0);
     float* to = rows(at_.rank, end) + first.col * Rows::kStride + first.row +
                 static_cast<int>(threadIdx.x) / ptx::kWarpgroupThreads * Config::kBlocks * ptx::kWgmmaM;

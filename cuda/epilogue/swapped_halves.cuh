@@ -20,7 +20,7 @@ struct LeftSums {
 template <class Config, class T>
 class SwappedHalves {
   static constexpr int kTokens = Config::kCtaTile.m / 2, kRegisters = kTokens / 2, kBlocks = Config::kBlocks;
-  using Left = LeftSums<kBlocks * kRegisters / 4, Config::kConsumerThreads>;
+  using Left = LeftSums<kBlocks * kRegisters / 4, Config::kTileThreads>;
 
  public:
   // By the consumers of both CTAs, rank 0 and 1; `tile` is the warpgroup's. s_left may lie where the stages do. The
@@ -28,7 +28,7 @@ class SwappedHalves {
   __device__ static void write(const float (&sums)[kBlocks][2 * kRegisters], Left& s_left, TurnedTile& s_tile, int rank,
                                const Epilogue& epilogue, TileCoord tile, int64_t M, int64_t N) {
     float kept[kBlocks][kRegisters];
-    ptx::barrier_sync(1, Config::kConsumerThreads);  // all have read the stages
+    ptx::barrier_sync(1, Config::kTileThreads);  // all have read the stages
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll

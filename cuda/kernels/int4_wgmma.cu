@@ -5,8 +5,8 @@
 // registers, which is the one way into wgmma that leaves time to make numbers of codes: the fragments of the next rows
 // are made while the tensor cores work on the last ones (mainloop/sm90_codes.cuh). Tokens are B, of any number that is
 // a multiple of 8. CTAs stay and take tile after tile: the ring fills while sums are written
-// (epilogue/turned_sums.cuh), or the next tile is multiplied while TMA stores them (epilogue/stored_tiles.cuh). Where
-// tiles are few, or no multiple of the CTAs, those of a cluster, or all together, have equal parts of the K of all of
+// (epilogue/turned_sums.cuh), or the next tile is multiplied while TMA stores them (epilogue/stored_tiles.cuh). Of few
+// tokens several warpgroups share the k-tiles of the same columns (epilogue/gathered_sums.cuh). Where tiles are few, or no multiple of the CTAs, those of a cluster, or all together, have equal parts of the K of all of
 // its tiles (tile/cluster_share.cuh), and add up what they have of the same one (epilogue/swapped_halves.cuh,
 // epilogue/parked_sums.cuh, epilogue/streamed_sums.cuh).
 //
@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "epilogue/epilogue.cuh"
+#include "epilogue/gathered_sums.cuh"
 #include "epilogue/parked_sums.cuh"
 #include "epilogue/stored_tiles.cuh"
 #include "epilogue/streamed_sums.cuh"
@@ -25,6 +26,7 @@
 #include "mainloop/sm90_codes.cuh"
 #include "mainloop/sm90_codes_producer.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/elect.cuh"
 #include "ptx/global_flag.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared_storage.cuh"
@@ -42,13 +44,16 @@ namespace {
 constexpr int kWarpgroup = ptx::kWarpgroupThreads, kWarp = 32, kWarpsOfGroup = kWarpgroup / kWarp;
 constexpr int kRegisters = 65536;  // of a multiprocessor
 // Named barriers, after that of ParkedSums: the pipeline's barriers are initialised, for all and for who stores tiles;
-// the first of StoredTiles.
-constexpr int kReady = 2, kStorerReady = 3, kStored = 4;
+// the first of StoredTiles; those of GatheredSums, where no tiles are stored.
+constexpr int kReady = 2, kStorerReady = 3, kStored = 4, kLeft = 3, kTaken = 4;
 
 // CONSUMERS warpgroups have BLOCKS times 64 columns each, which takes fewer instructions for each column, and more
 // registers. A k-tile has HALVES times 64 rows. CTAS: as in int4_mma.
+// SHARERS: so many of them have k-tiles of the same columns in turns, which are then all under way at once: of a tile
+// with few tokens a k-tile takes a warpgroup more time than work.
 // TURNS: a tile is one warpgroup's, which writes its sums while the other multiplies the next tile.
-template <int TOKENS, int CONSUMERS, int STAGES, int CTAS = 1, int HALVES = 2, int BLOCKS = 1, bool TURNS = false>
+template <int TOKENS, int CONSUMERS, int STAGES, int CTAS = 1, int HALVES = 2, int BLOCKS = 1, int SHARERS = 1,
+          bool TURNS = false>
 struct TileConfig {
   static constexpr std::string_view kFamily = "int4_wgmma";
   static constexpr std::array<DTypes, 4> kDTypes = {{{DType::kF16, DType::kF16, DType::kF16},
@@ -59,7 +64,7 @@ struct TileConfig {
   static_assert(!TURNS || CONSUMERS == 2);
   static constexpr bool kTurns = TURNS, kSplitK = !TURNS, kTma = true, kScalesSums = TOKENS <= kMostTokensOfScaledSums;
   // So many sums take long to compute: it pays to let all CTAs end at the same time.
-  static constexpr bool kStreamK = kSplitK && TOKENS >= 128 && CONSUMERS == 2;
+  static constexpr bool kStreamK = kSplitK && TOKENS >= 128 && CONSUMERS == 2 && SHARERS == 1;
   // And to go on with the next tile while they are stored.
   static constexpr bool kStoresTiles = kStreamK;
   static constexpr bool kSwapsHalves = kSplitK && TOKENS >= kFewestTokensOfHalves;
@@ -67,16 +72,20 @@ struct TileConfig {
   // TMA takes four times as long for a row outside of the tensor as for one inside. Tiles of many tokens come in boxes:
   // one that has none of them brings those of the first box again.
   static constexpr int kBoxRows = std::min(TOKENS, 128), kBoxes = TOKENS / kBoxRows;
-  static constexpr int kTogether = TURNS ? 1 : CONSUMERS;  // warpgroups that multiply a tile
+  static constexpr int kSharers = SHARERS;
+  // A stage is always the same sharer's: who comes back to it finds the phase that follows the one it knows.
+  static_assert(CONSUMERS % SHARERS == 0 && STAGES % SHARERS == 0 && (SHARERS == 1 || !TURNS));
+  static constexpr int kTogether = TURNS ? 1 : CONSUMERS / SHARERS;  // warpgroups that multiply a k-tile
   static constexpr int kMostSegments = kHalves * kPackedTileK / kGroupMultiple;
   static constexpr Tile kCtaTile = {TOKENS, kTogether * BLOCKS * ptx::kWgmmaM, kHalves * kPackedTileK};
   static constexpr Tile kWarpTile = {TOKENS, BLOCKS * ptx::kWgmmaM / 4, kCtaTile.k};
   static constexpr int kStages = STAGES, kCtas = CTAS;
   // Warpgroups with many sums want more registers than a multiprocessor has for everybody: a whole warpgroup then
   // produces, and gives its own away.
-  static constexpr bool kMovesRegisters = CTAS == 1 && (CONSUMERS == 2 || TOKENS == 128);
+  static constexpr bool kMovesRegisters = CTAS == 1 && ((CONSUMERS == 2 && SHARERS == 1) || TOKENS == 128);
   static constexpr int kProducerRegisters = CONSUMERS > 2 ? 32 : 40, kConsumerRegisters = CONSUMERS > 2 ? 112 : 232;
   static constexpr int kConsumerThreads = CONSUMERS * kWarpgroup;
+  static constexpr int kTileThreads = kTogether * kWarpgroup;  // who has a tile's sums in the end
   static constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? kWarpgroup : kWarp);
   // What is taken has been given back: the CTA has no more than it began with.
   static_assert(!kMovesRegisters || CONSUMERS * kConsumerRegisters + kProducerRegisters <=
@@ -104,37 +113,40 @@ struct TileConfig {
       Stage stages[STAGES];
       // When the CTA has nothing more to multiply:
       SumRows<kCtaTile.m, kCtaTile.n> sums;
-      LeftSums<TOKENS * BLOCKS / 16, kConsumerThreads> left;
+      LeftSums<TOKENS * BLOCKS / 16, kTileThreads> left;
     };
+    [[no_unique_address]] GatheredSums<SHARERS, TOKENS * BLOCKS / 8, kTileThreads, kLeft, kTaken> gathered;
     TurnedTile turned[kConsumerThreads / kWarp];
     Pipeline pipeline;
   };
 };
 
+template <class Config>
+struct Shared : Config {
+  static constexpr std::string_view kSuffix = "_shared";
+};
+
 struct Config8x128 : TileConfig<8, 1, 4, 4, 2, 2> {};
-struct Config8x256 : TileConfig<8, 2, 5, 2, 2, 2> {};
-struct Config16x64 : TileConfig<16, 1, 5, 4> {};
-struct Config16x128x128 : TileConfig<16, 2, 6, 2> {};
+struct Config16x64x128 : TileConfig<16, 1, 5, 4> {};
+struct Config16x64x128_shared : Shared<TileConfig<16, 4, 20, 1, 2, 1, 4>> {};
 struct Config16x128x128_wide : TileConfig<16, 1, 3, 4, 2, 2> {
   static constexpr std::string_view kSuffix = "_wide";
 };
-struct Config16x256x128 : TileConfig<16, 4, 9> {};
-struct Config16x256x128_wide : TileConfig<16, 2, 4, 2, 2, 2> {
-  static constexpr std::string_view kSuffix = "_wide";
-};
-struct Config32x64 : TileConfig<32, 1, 5, 3> {};
-struct Config32x128 : TileConfig<32, 2, 6, 2> {};
+struct Config16x128x128_shared : Shared<TileConfig<16, 4, 12, 1, 2, 2, 4>> {};
+struct Config32x64x128 : TileConfig<32, 1, 5, 3> {};
+struct Config32x64x128_shared : Shared<TileConfig<32, 4, 12, 1, 2, 1, 4>> {};
+struct Config32x128x128 : TileConfig<32, 2, 6, 2> {};
+struct Config32x128x128_shared : Shared<TileConfig<32, 4, 10, 1, 2, 1, 2>> {};
 struct Config32x256 : TileConfig<32, 4, 8> {};
 struct Config64x64 : TileConfig<64, 1, 5, 2> {};
 struct Config64x128x128 : TileConfig<64, 2, 4, 2> {};
-struct Config64x128x128_deep : TileConfig<64, 2, 8> {  // for long K
-  static constexpr std::string_view kSuffix = "_deep";
-};
+struct Config64x128x128_shared : Shared<TileConfig<64, 4, 6, 1, 2, 1, 2>> {};
 struct Config64x256 : TileConfig<64, 4, 6> {};
+struct Config128x64x64_shared : Shared<TileConfig<128, 2, 10, 1, 1, 1, 2>> {};
 struct Config128x128 : TileConfig<128, 2, 5> {};
 struct Config128x256 : TileConfig<128, 4, 8, 1, 1> {};
 struct Config256x128 : TileConfig<256, 2, 3> {};
-struct Config256x64 : TileConfig<256, 2, 3, 1, 2, 1, true> {};
+struct Config256x64 : TileConfig<256, 2, 3, 1, 2, 1, 1, true> {};
 
 struct LoadMaps {
   CUtensorMap tokens, codes, scales, zeros;
@@ -196,7 +208,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     using Loop = sm90::CodesMainloop<Config, T, kZeros, kSegments>;
     const Loop loop(in_tile, work.scale_dtype);
     sm90::CodesRing ring;
-    int turn = 0, rank = 0;
+    int turn = 0, rank = 0, brought = 0;  // the latter: k-tiles before
+    const int sharer = warpgroup / Config::kTogether;
+    if constexpr (Config::kSharers > 1) ring.stage = sharer;
     const bool in_halves = Config::kSwapsHalves && !kStream && work.share.in_halves();
     const auto compute = [&](const ClusterShare::Part& part) {
       if constexpr (Config::kTurns) {
@@ -208,11 +222,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       }
       typename Loop::Sums sums;
       const bool stores = Config::kStoresTiles && kStream && work.stores && part.first;
-      loop.run(sums, smem, ring, part.count, stores, [&] {
+      int k_tiles = part.count;
+      if constexpr (Config::kSharers > 1) {
+        const auto own = [&](int all) { return (all + Config::kSharers - 1 - sharer) / Config::kSharers; };
+        k_tiles = own(brought + part.count) - own(brought);
+        brought += part.count;
+      }
+      loop.run(sums, smem, ring, k_tiles, stores, [&] {
         if constexpr (Config::kTurns) {
           if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(pipeline.seen[warpgroup]);
         }
       });
+      if constexpr (Config::kSharers > 1) {
+        if (!smem.gathered.gather(sums, sharer, turn++)) {
+          if (in_halves) ptx::cluster_sync();  // as SwappedHalves
+          return;
+        }
+      }
       TileCoord tile = work.share.grid.tile(part.tile);
       tile.col += in_tile * Loop::kBlocks * ptx::kWgmmaM;
       if constexpr (Config::kSplitK) {
@@ -248,9 +274,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     }
   } else {  // ptxas puts this first: what begins first should not have to wait for instructions from afar
     if constexpr (Config::kMovesRegisters) ptx::register_dealloc<Config::kProducerRegisters>();
-    const bool produces = threadIdx.x == Config::kConsumerThreads;
+    constexpr int kProducerWarp = Config::kConsumerThreads / kWarp;
+    // Where several CTAs of a multiprocessor produce, or a k-tile takes long, the loops that elect_one() saves are
+    // hidden, and the kernels were 1 to 3 % faster with them.
+    const auto produces = [&] {
+      if constexpr (Config::kSharers > 1) return warp == kProducerWarp && ptx::elect_one();
+      return threadIdx.x == Config::kConsumerThreads;
+    };
     const auto asked_rank = [&] { return rank_in_stream<kStream>(pipeline); };
-    if (produces) {
+    if (produces()) {
       for (int i = 0; i < Config::kStages; ++i) {
         ptx::mbarrier_init(pipeline.full[i], 1);
         ptx::mbarrier_init(pipeline.empty[i], Config::kTogether * kWarpsOfGroup);
@@ -263,11 +295,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     }
     __syncwarp();
     ptx::barrier_arrive(kReady, Config::kThreads);
-    constexpr int kProducerWarp = Config::kConsumerThreads / kWarp;
     if constexpr (kStream) {
       if (warp == kProducerWarp) ptx::barrier_arrive(kStorerReady, 2 * kWarp);
     }
-    if (produces) {
+    if (produces()) {
       sm90::CodesProducer<Config, kZeros, kSegments, Maps<Config>, Work> producer(maps, work, smem, M);
       const auto bring = [&](const ClusterShare::Part& part) { producer.bring(part); };
       work.share.for_each<kStream>(bring, asked_rank);
@@ -422,9 +453,9 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config8x128>, &kKernel<Config8x256>, &kKernel<Config16x64>,
-               &kKernel<Config16x128x128>, &kKernel<Config16x128x128_wide>, &kKernel<Config16x256x128>,
-               &kKernel<Config16x256x128_wide>, &kKernel<Config32x64>, &kKernel<Config32x128>, &kKernel<Config32x256>,
-               &kKernel<Config64x64>, &kKernel<Config64x128x128>, &kKernel<Config64x128x128_deep>,
-               &kKernel<Config64x256>, &kKernel<Config128x128>, &kKernel<Config128x256>, &kKernel<Config256x128>,
-               &kKernel<Config256x64>)
+JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config8x128>, &kKernel<Config16x64x128>, &kKernel<Config16x64x128_shared>,
+               &kKernel<Config16x128x128_wide>, &kKernel<Config16x128x128_shared>, &kKernel<Config32x64x128>,
+               &kKernel<Config32x64x128_shared>, &kKernel<Config32x128x128>, &kKernel<Config32x128x128_shared>,
+               &kKernel<Config32x256>, &kKernel<Config64x64>, &kKernel<Config64x128x128>,
+               &kKernel<Config64x128x128_shared>, &kKernel<Config64x256>, &kKernel<Config128x64x64_shared>,
+               &kKernel<Config128x128>, &kKernel<Config128x256>, &kKernel<Config256x128>, &kKernel<Config256x64>)

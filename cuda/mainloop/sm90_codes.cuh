@@ -14,9 +14,11 @@ struct CodesRing {
   int stage = 0;
   uint32_t parity = 0;
 
+  template <int kStep = 1>
   __device__ void advance(int stages) {
-    stage = stage + 1 == stages ? 0 : stage + 1;
-    parity ^= stage == 0 ? 1u : 0u;
+    const bool ends = stage + kStep >= stages;
+    stage += ends ? kStep - stages : kStep;
+    parity ^= ends ? 1u : 0u;
   }
   __device__ void skip(int k_tiles, int stages) {
     parity ^= static_cast<uint32_t>((stage + k_tiles) / stages) & 1u;
@@ -187,7 +189,7 @@ struct CodesMainloop {
         }
       }
       old = stage;
-      ring.advance(Config::kStages);
+      ring.template advance<Config::kSharers>(Config::kStages);
       stage = ring.stage;
       if (i + 1 < k_tiles) {
         ptx::mbarrier_wait(pipeline.full[stage], ring.parity);

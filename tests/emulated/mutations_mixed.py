@@ -7,9 +7,9 @@ from tests.emulated.mutation import Mutation
 _LOOP, _PRODUCER, _PACKED = "mainloop/sm90_codes.cuh", "mainloop/sm90_codes_producer.cuh", "tile/packed.cuh"
 _PARKED, _TURNED, _SHARE = "epilogue/parked_sums.cuh", "epilogue/turned_sums.cuh", "tile/cluster_share.cuh"
 _STREAMED, _STORED = "epilogue/streamed_sums.cuh", "epilogue/stored_tiles.cuh"
-_SWAPPED = "epilogue/swapped_halves.cuh"
-_SHARED, _TWO, _TURNS = "16x128", "32x128>", "256x64"  # warps that share a ring of tokens; two warpgroups; in turns
-_STREAM = "128x128>"  # all CTAs share K
+_SWAPPED, _GATHERED = "epilogue/swapped_halves.cuh", "epilogue/gathered_sums.cuh"
+_SHARED, _TWO, _TURNS = "16x128", "32x128x128>", "256x64"  # warps that share a ring of tokens; two warpgroups; in turns
+_STREAM, _SHARERS = "128x128>", "16x64x128_shared"  # all CTAs share K; warpgroups share it
 
 MIXED = [
     Mutation("int4_mma", "no barrier of a shared ring", "__syncthreads();  // not of", "// not of", tile=_SHARED),
@@ -36,7 +36,7 @@ MIXED = [
              file=_PRODUCER),
     Mutation("int4_wgmma", "sums read too early", "wait<0>();\n        ptx::pin_registers(products)",
              "wait<1>();\n        ptx::pin_registers(products)", file=_LOOP),
-    Mutation("int4_wgmma", "one parity for all rounds", "parity ^= stage == 0 ? 1u : 0u;", "", file=_LOOP),
+    Mutation("int4_wgmma", "one parity for all rounds", "parity ^= ends ? 1u : 0u;", "", file=_LOOP),
     Mutation("int4_wgmma", "groups of the first part for all", "part * kSegments % kParts == 0", "part == 0",
              file=_LOOP),
     Mutation("int4_wgmma", "scales of the first block for both", "const int at = column + block * ptx::kWgmmaM +",
@@ -58,7 +58,7 @@ MIXED = [
     Mutation("int4_wgmma", "exit before its sums are read",
              "if (!kStream && work.share.ctas > 1) ptx::cluster_sync_relaxed();", ""),
     Mutation("int4_wgmma", "sums before all have read",
-             "if (at_.end_of(at_.rank) <= end) ptx::barrier_sync(1, Config::kConsumerThreads);", "", file=_PARKED,
+             "if (at_.end_of(at_.rank) <= end) ptx::barrier_sync(1, Config::kTileThreads);", "", file=_PARKED,
              tile=_TWO),
     Mutation("int4_wgmma", "sums over stages that are needed", "if (at_.end_of(rank) <= end) return", "return",
              file=_PARKED),
@@ -67,7 +67,7 @@ MIXED = [
     Mutation("int4_wgmma", "rows beyond M added up", "tile.row + i / kQuadsPerRow < M", "true", file=_PARKED),
     Mutation("int4_wgmma", "the second tile that is shared forgotten",
              "if (last_tile != tile && end % k_tiles != 0)", "if (false)", file=_PARKED),
-    Mutation("int4_wgmma", "halves over stages that are read", "ptx::barrier_sync(1, Config::kConsumerThreads);", "",
+    Mutation("int4_wgmma", "halves over stages that are read", "ptx::barrier_sync(1, Config::kTileThreads);", "",
              file=_SWAPPED, tile=_TWO),
     Mutation("int4_wgmma", "the other's half read too early", "ptx::cluster_sync();", "ptx::cluster_arrive();",
              file=_SWAPPED, tile=_TWO),
@@ -75,6 +75,18 @@ MIXED = [
     Mutation("int4_wgmma", "both write the first half", "tile.row += rank * kTokens;", "", file=_SWAPPED, tile=_TWO),
     Mutation("int4_wgmma", "the first half kept by both", "rank == 0 ? first : second", "first", file=_SWAPPED,
              tile=_TWO),
+    Mutation("int4_wgmma", "sums of the last sharer forgotten", "other < kSharers - 1;", "other < kSharers - 2;",
+             file=_GATHERED, tile=_SHARERS),
+    Mutation("int4_wgmma", "sums of sharers read too early", "ptx::barrier_sync(kLeft, kAll);", "", file=_GATHERED,
+             tile=_SHARERS),
+    Mutation("int4_wgmma", "sums of sharers overwritten", "ptx::barrier_sync(kTaken, kAll);",
+             "ptx::barrier_arrive(kTaken, kAll);", file=_GATHERED, tile=_SHARERS),
+    Mutation("int4_wgmma", "k-tiles of another sharer", "ring.template advance<Config::kSharers>", "ring.advance",
+             file=_LOOP, tile=_SHARERS),
+    Mutation("int4_wgmma", "k-tiles counted as if each tile began with the first sharer",
+             "own(brought + part.count) - own(brought)", "own(part.count)", tile=_SHARERS),
+    Mutation("int4_wgmma", "sharers absent where halves are swapped",
+             "if (in_halves) ptx::cluster_sync();  // as SwappedHalves", "", tile=_SHARERS),
     Mutation("int4_wgmma", "turned rows read too early", "__syncwarp();\n      if (inside", "if (inside", file=_TURNED),
     Mutation("int4_wgmma", "rows beyond M", "inside && first + row < rows_", "inside", file=_TURNED),
     Mutation("int4_wgmma", "columns beyond N", "&& element.row < cols_", "", file=_TURNED),
