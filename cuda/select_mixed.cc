@@ -10,9 +10,10 @@
 //     stream of all CTAs, each after the one before.
 // The constants were fitted to measurements of both families on an H200 in bfloat16 (tests/chooser_times_mixed.json),
 // those of DRAM apart, which were kept, so that the choices are good. With groups of 128, of the benchmarks' seven
-// matrices with 1 to 4096 tokens, they take 0.9 % longer than the best on average, and at most 16 % (384 tokens,
-// 6144 x 4096); with other groups and zero points, of four of the matrices, 3.1 % and at most 22 % (1 token,
-// 6144 x 4096). Times up to twice the best (int4_mma: 1.6 times) are met within 8.4 % (7.8 %), root mean square.
+// matrices with 1 to 4096 tokens, they take 1.0 % longer than the best on average, and at most 15 % (384 tokens,
+// 6144 x 4096); with other groups and zero points, of four of the matrices, 1.4 % and at most 14 % (64 tokens,
+// 8192 x 28672, groups of 32). Times up to twice the best (int4_mma: 1.6 times) are met within 8.4 % (7.8 %), root mean
+// square.
 #include "select_mixed.h"
 
 #include <algorithm>
@@ -56,42 +57,48 @@ struct Rates {
   double gathered_element_us = 0.0, shared_latency = 0.0, shared_work = 1.0;
   // Of a stream, and of an element that a CTA leaves, or adds to its own.
   double stream_us = 0.0, streamed_element_us = 0.0;
-  double of_unscaled = 0.0;  // how much more work it is to scale all weights where else the sums are scaled
+  // How much more work it is to scale all weights where else the sums are scaled; for each group more than one that 128
+  // rows have; and with zero points that are not all in the middle.
+  double of_unscaled = 0.0, of_part, of_zeros;
 };
-constexpr Rates kMma = {.weight_us = 1.116e-12,
-                        .token_us = 9.185e-7,
-                        .latency_us = 0.7522,
-                        .latency_of_work = 1.039,
-                        .dram_bytes_per_us = 5.86e6,
-                        .l2_bytes_per_us = 5.003e6,
-                        .launch_us = 1.999,
-                        .cta_us = 0.7996,
-                        .split_us = 2.582,
-                        .partial_element_us = 1.633e-6};
-constexpr Rates kWgmma = {.weight_us = 1.033e-5,
-                          .token_us = 2.554e-7,
-                          .outside_us = 1.544e-5,
-                          .latency_us = 0.117,
-                          .latency_of_work = 0.804,
-                          .ring_us = 1.648,
-                          .dram_bytes_per_us = 5.15e6,
-                          .l2_bytes_per_us = 9.621e6,
-                          .l2_power = 0.1263,
-                          .launch_us = 2.158,
-                          .cta_us = 8.981e-5,
-                          .tile_element_us = 0.0001955,
-                          .stored_element_us = 0.0002566,
-                          .split_us = 1.47,
-                          .split_cta_us = 0.2342,
-                          .partial_element_us = 5.952e-5,
-                          .parked_element_us = 0.0002201,
-                          .halves_us = 1.161,
-                          .gathered_element_us = 9.664e-5,
-                          .shared_latency = 0.6354,
-                          .shared_work = 1.082,
-                          .stream_us = 4.027,
-                          .streamed_element_us = 2.538e-5,
-                          .of_unscaled = 0.06192};
+constexpr Rates kMma = {.weight_us = 3.306e-12,
+                        .token_us = 9.333e-7,
+                        .latency_us = 0.7685,
+                        .latency_of_work = 1.001,
+                        .dram_bytes_per_us = 6.04e6,
+                        .l2_bytes_per_us = 5.019e6,
+                        .launch_us = 2.093,
+                        .cta_us = 0.8316,
+                        .split_us = 2.827,
+                        .partial_element_us = 9.831e-7,
+                        .of_part = 0.0005218,
+                        .of_zeros = 9.305e-5};
+constexpr Rates kWgmma = {.weight_us = 1.024e-5,
+                          .token_us = 2.552e-7,
+                          .outside_us = 1.553e-5,
+                          .latency_us = 0.1136,
+                          .latency_of_work = 0.8033,
+                          .ring_us = 1.694,
+                          .dram_bytes_per_us = 5.31e6,
+                          .l2_bytes_per_us = 9.59e6,
+                          .l2_power = 0.1235,
+                          .launch_us = 2.007,
+                          .cta_us = 7.627e-5,
+                          .tile_element_us = 0.0002125,
+                          .stored_element_us = 0.0002653,
+                          .split_us = 1.542,
+                          .split_cta_us = 0.2366,
+                          .partial_element_us = 6.578e-5,
+                          .parked_element_us = 0.0002101,
+                          .halves_us = 1.324,
+                          .gathered_element_us = 9.018e-5,
+                          .shared_latency = 0.6489,
+                          .shared_work = 1.08,
+                          .stream_us = 4.085,
+                          .streamed_element_us = 2.547e-5,
+                          .of_unscaled = 0.1142,
+                          .of_part = 0.001319,
+                          .of_zeros = 0.01156};
 
 // What is the same for both families.
 struct Costs {
@@ -106,12 +113,11 @@ struct Costs {
   // share the work.
   double k_tile_us(int64_t side_by_side) const {
     if (side_by_side == 0) return 0.0;
-    // Of groups that are parts of 128 rows, and zero points that are not all in the middle.
-    constexpr double kOfPart = 0.000275, kOfZeros = 0.0003304;
     constexpr int kRows = 128, kSmallest = 32, kWarps = 8;
     const int parts = scaled_parts(p.codes.group_size, p.K, kRows, kSmallest);
-    const double more = 1.0 + kOfPart * (parts - 1) + (p.codes.zeros == Zeros::kMiddle ? 0.0 : kOfZeros) +
-                        (parts > 1 && info.cta_tile.m <= kMostTokensOfScaledSums ? rates.of_unscaled : 0.0);
+    const double more =
+        1.0 + rates.of_part * (parts - 1) + (p.codes.zeros == Zeros::kMiddle ? 0.0 : rates.of_zeros) +
+        (scales_sums(info.warp_tile, 1) && !scales_sums(info.warp_tile, parts) ? rates.of_unscaled : 0.0);
     const double outside = static_cast<double>(rows * info.cta_tile.m - p.M) / static_cast<double>(rows);
     // The copies of these are hidden where warpgroups share k-tiles.
     const double work = more * static_cast<double>(info.cta_tile.n) * info.cta_tile.k *
@@ -129,7 +135,9 @@ struct Costs {
     const double batch = static_cast<double>(p.batch), M = static_cast<double>(p.M), N = static_cast<double>(p.N),
                  K = static_cast<double>(p.K);
     const double weights = batch * N * K * info.bits / 8, tokens = 2.0 * batch * M * K;
-    const double dram = (weights + tokens + 2.0 * batch * M * N) / rates.dram_bytes_per_us;
+    const double parameters = batch * N * static_cast<double>(p.codes.groups(p.K)) *
+                              (size_bytes(p.codes.scale_dtype) + (p.codes.zeros == Zeros::kMiddle ? 0 : 1));
+    const double dram = (weights + parameters + tokens + 2.0 * batch * M * N) / rates.dram_bytes_per_us;
     const double l2 = (static_cast<double>(columns) * tokens + static_cast<double>(rows) * weights) /
                       rates.l2_bytes_per_us * std::pow(64.0 / info.cta_tile.m, rates.l2_power);
     const auto fourth = [](double x) { return x * x * x * x; };
@@ -145,8 +153,8 @@ double mma_cost_us(const Costs& costs, int64_t splits) {
   const bool floats = codes.scale_dtype == DType::kF32;
   const int parts = floats ? info.warp_tile.k / info.group_multiple
                            : scaled_parts(codes.group_size, costs.p.K, info.warp_tile.k, info.group_multiple);
-  const int64_t resident = int4_mma_resident_ctas(info.resident_ctas, info.warp_tile, parts,
-                                                  floats || codes.zeros != Zeros::kMiddle),
+  const int64_t resident = int4_mma_resident_ctas(info.resident_ctas, info.warp_tile, parts, floats,
+                                                  codes.zeros != Zeros::kMiddle),
                 ctas = costs.tiles * splits, share = ceil_div(ctas, planned_multiprocessors(costs.p.sm));
   const double compute =
       static_cast<double>(ceil_div(costs.k_tiles, splits)) *

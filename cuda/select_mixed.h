@@ -14,15 +14,22 @@ constexpr int scaled_parts(int64_t group, int64_t K, int rows, int smallest) {
   return group % (rows / 2) == 0 ? 2 : rows / smallest;
 }
 
-// How many of int4_mma's CTAs fit a multiprocessor: small groups have more scales on their way, and zero points take as
-// much, so that there are registers for fewer.
-constexpr int int4_mma_resident_ctas(int ctas, const Tile& warp_tile, int parts, bool zeros) {
-  const int fewer = warp_tile.n / 16 * parts * (zeros ? 2 : 1) / 4;
-  return ctas > fewer ? ctas - fewer : 1;
+// How many of int4_mma's CTAs fit a multiprocessor: scales in float32 take registers, and so do zero points of small
+// groups, so that there are some for fewer.
+constexpr int int4_mma_resident_ctas(int ctas, const Tile& warp_tile, int parts, bool floats, bool zeros) {
+  constexpr int kMostWithZeros = 6;
+  const int fewer = floats ? warp_tile.n / 16 * parts / 2 : 0;
+  const int most = zeros && parts > 1 && ctas > kMostWithZeros ? kMostWithZeros : ctas;
+  return most > fewer ? most - fewer : 1;
 }
 
-// int4_wgmma scales sums, not weights, of so many tokens at most, if a k-tile has one group.
-inline constexpr int kMostTokensOfScaledSums = 32;
+// Whether int4_wgmma scales sums, not weights, where a k-tile has so many groups: for few tokens that is less work. A
+// k-tile is multiplied in a part for each eight columns of a warp, and no part has several groups then.
+constexpr bool scales_sums(const Tile& warp_tile, int groups) {
+  constexpr int kMostTokens = 32, kMostTokensOfSeveral = 16;
+  if (groups == 1) return warp_tile.m <= kMostTokens;
+  return warp_tile.m <= kMostTokensOfSeveral && groups <= warp_tile.n / 8;
+}
 
 // Where two CTAs share one tile of at least so many tokens, each adds up the sums of half of them
 // (epilogue/swapped_halves.cuh).

@@ -14,6 +14,7 @@ PARTS_OF_BLOCK = 2  # int4_wgmma multiplies a k-tile in so many groups of wgmmas
 WARP_COLUMNS = 16  # of a block
 WORD_BYTES = 4  # of a lane's codes of a step
 WARPGROUP = 128
+FLOAT32_SCALES = "(Grouping)2"
 
 
 def bfloat16(instance: Instance) -> bool:
@@ -25,14 +26,15 @@ def int4_mma(instance: Instance) -> Expectation:
     tokens, columns, rows = instance.info.warp_tile
     token_tiles, row_tiles, steps = tokens // MMA_N, columns // MMA_M, rows // MMA_K
     mma = row_tiles * steps * token_tiles
+    loads = steps // STEPS_OF_LDSM * token_tiles
     shared = instance.info.cta_tile[1] > columns  # tokens, by warps that have other columns
     return Expectation(
         main_loop=("*MMA",),
         k_tile={
-            "LDSM.16.M88.4": steps // STEPS_OF_LDSM * token_tiles,
             "LDG.128": row_tiles * (rows // TILE_K),
+            # ptxas puts the last ones into both branches of a choice that follows, with scales of float32 these too.
+            "LDSM.16.M88.4": AtLeast(loads) if FLOAT32_SCALES in instance.arguments else loads,
             "BAR": 1 if shared else 0,
-            # ptxas puts the last ones into both branches of a choice that follows.
             "*MMA": AtLeast(mma),
             "HMMA.16816.F32.BF16" if bfloat16(instance) else "HMMA.16816.F32": AtLeast(mma),
         },

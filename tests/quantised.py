@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,7 +51,8 @@ class Weights:
         cls, rng: np.random.Generator, shape: Sequence[int], group_size: int, kind: str, dtype: str, *,
         exact: bool = False,
     ) -> Weights:  # fmt: skip
-        """Uniform codes, and scales between 0.01 and 0.02, or powers of two if sums shall be exact.
+        """Uniform codes, and scales between 0.01 and 0.02, or powers of two if sums shall be exact: small ones in the
+        first columns, in the last ones 2 and more too, of which kernels make weights in another way.
 
         Args:
           shape: (..., K, N).
@@ -62,7 +64,11 @@ class Weights:
         *batch, k, n = shape
         group_size = group_size or max(k, 1)
         groups = (*batch, -(-k // group_size), n)
-        scales = np.exp2(rng.integers(-2, 3, groups)) if exact else rng.uniform(0.01, 0.02, groups)
+        if exact:
+            small = np.arange(n) < n // 2 // TILE_N * TILE_N
+            scales = np.exp2(rng.integers(-2, 3, groups) - 3 * small)
+        else:
+            scales = rng.uniform(0.01, 0.02, groups)
         zeros = None
         if kind == "integer":
             zeros = rng.integers(0, CODES + 1, groups).astype(np.uint8)
@@ -141,14 +147,14 @@ def rounding_of(info: Any | None, dtype: str, weights: Weights) -> float:
     """The relative error of the weights that a kernel multiplies by x of ``dtype``; XLA's, where there is no kernel.
 
     Kernels multiply code - zero, which is exact, and scale the sums of a group in float32. Those with many tokens to a
-    tile, or several groups to a k-tile, make numbers of 16 bits: of the scales, and of (code - zero) * scale.
+    tile, or many groups to a k-tile, make numbers of 16 bits: of the scales, and of (code - zero) * scale.
     """
     unit, single = unit_roundoff(dtype), 2.0**-24
     if info is None:  # code - zero, times the scale, in float32, rounded to dtype
         return (1 + single) ** 2 * (1 + unit) - 1
-    tile_m, _, tile_k = info.cta_tile
-    one_group = weights.group_size >= weights.k or weights.group_size % tile_k == 0
-    if not info.tma or (tile_m <= 32 and one_group):
+    (tokens, warp_n, _), tile_k, group = info.warp_tile, info.cta_tile[2], weights.group_size
+    groups = 1 if group >= weights.k or group % tile_k == 0 else tile_k // math.gcd(group, tile_k)
+    if not info.tma or tokens <= (32 if groups == 1 else 16 if groups <= warp_n // 8 else 0):
         return 0.0
     scales_kept = (rounded(weights.scales, dtype).astype(np.float64) == weights.scales.astype(np.float64)).all()
     return (1 + unit) ** (1 if scales_kept else 2) - 1

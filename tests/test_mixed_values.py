@@ -82,8 +82,10 @@ def test_roundings_of_weights(rng: np.random.Generator) -> None:
     assert [unit_roundoff(dtype) for dtype in DTYPES] == [2.0**-8, 2.0**-11]
     for info in MIXED:
         tile_m = info.cta_tile[0]
+        of_few, blocks = int(tile_m > 16), info.warp_tile[1] // 16
         for group, scales, dtype, roundings in [
-            (64, "bfloat16", "bfloat16", 1), (64, "float16", "bfloat16", 2), (32, "bfloat16", "float16", 1),
+            (64, "bfloat16", "bfloat16", of_few), (64, "float16", "bfloat16", 2 * of_few),
+            (32, "bfloat16", "float16", of_few if blocks == 2 else 1),
             (128, "float16", "bfloat16", 0 if tile_m <= 32 else 2), (WHOLE, "float16", "float16", int(tile_m > 32)),
         ]:  # fmt: skip
             weights = Weights.random(rng, (300, 16), group, "middle", scales)

@@ -11,6 +11,8 @@
 // Source: the register order of packed weights, Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel
 // Inference on Large Language Models", arXiv:2408.11743, section 3; scaling sums instead of weights, DeepSeek-AI,
 // "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2.
+#include <algorithm>
+
 #include "epilogue/epilogue.cuh"
 #include "launch.cuh"
 #include "ptx/cp_async.cuh"
@@ -144,9 +146,18 @@ struct TokenRing {
   __device__ static int row() { return thread() / kPieces; }
 };
 
+// What is compiled for compute capability 8.0 takes a few registers more where there are zero points: a bound that
+// leaves them, and none where they are not needed.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kMostCtasWithZeros = 2;
+#else
+constexpr int kMostCtasWithZeros = 32;  // of a multiprocessor
+#endif
 template <class Config, Grouping kGrouping, int kSegments>
 constexpr int kResidentCtas =
-    int4_mma_resident_ctas(Config::kCtas, Config::kWarpTile, kSegments, kGrouping != Grouping::kScales16);
+    std::min(kGrouping == Grouping::kScales16Zeros && Config::kRowTiles > 1 ? kMostCtasWithZeros : Config::kCtas,
+             int4_mma_resident_ctas(Config::kCtas, Config::kWarpTile, kSegments, kGrouping == Grouping::kScales32,
+                                    kGrouping == Grouping::kScales16Zeros));
 
 // kSegments: in how many parts a unit's sums are scaled.
 template <class Config, class T, Grouping kGrouping, int kSegments>
@@ -179,11 +190,12 @@ __global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGroup
   const int first = static_cast<int>(first_k) + warp_k * Config::kUnitK;
   const int64_t col = tile.col + warp_n * Config::kWarpTile.n;
 
+  using Parameters = QuadParameters<kGrouping, kRowTiles, kSegments>;
   // Codes, scales and zero points of the next unit. Where there are none, what was there before does no harm: it meets
   // tokens that are 0, or columns that are not written.
   struct Unit {
     uint4 words[kRowTiles][Config::kUnitTiles];
-    ColumnPair<kGrouping> groups[kRowTiles][kSegments];
+    Parameters groups;
   } unit = {};
   const uint4* g_codes[kRowTiles];
 #pragma unroll
@@ -191,7 +203,7 @@ __global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGroup
     g_codes[r] = codes.column(static_cast<int>(col / kPackedTileN) + r) + batch_codes +
                  first / kPackedTileK * PackedCodes::kLanes;
   }
-  const ColumnGroups<kGrouping> columns(groups, batch_groups, col + lane / 4);
+  const typename Parameters::Columns columns(groups, batch_groups, col);
   const auto load = [&](int k) {
     if (k >= end) return;
 #pragma unroll
@@ -203,12 +215,8 @@ __global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGroup
         }
       }
       g_codes[r] += kCta.k / kPackedTileK * PackedCodes::kLanes;
-#pragma unroll
-      for (int s = 0; s < kSegments; ++s) {
-        const int at = k + s * kSegment * kMmaK;
-        columns.load(unit.groups[r][s], groups, at < rows ? at : k, r * kMmaM);
-      }
     }
+    unit.groups.template load<kSegment * kMmaK>(columns, groups, k, rows);
   };
   load(first);
 
@@ -221,6 +229,7 @@ __global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGroup
   float sums[kRowTiles][kTokenTiles][4] = {};
   const auto multiply = [&](const typename Config::Stage& stage) {
     float partial[kRowTiles][kTokenTiles][4];
+    uint32_t zeros[kRowTiles][2];
 #pragma unroll
     for (int pair = 0; pair < Config::kUnitK / (2 * kMmaK); ++pair) {  // of steps, which one ldmatrix loads
       uint32_t b[kTokenTiles][4];
@@ -237,10 +246,11 @@ __global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGroup
           const int step = pair * 2 + j;
           const uint4& words = unit.words[r][step / kPackedSteps];
           const uint32_t word[kPackedSteps] = {words.x, words.y, words.z, words.w};
-          const ColumnPair<kGrouping>& group = unit.groups[r][step / kSegment];
+          if (step % kSegment == 0) unit.groups.ask_zeros(zeros[r], step / kSegment, r);
           uint32_t a[4];
-          CodePairs<T>(group).fragment(a, word[step % kPackedSteps]);
-          const float scales[2] = {groups.scale(group.scales[0]), groups.scale(group.scales[1])};
+          CodePairs<T>(zeros[r][0], zeros[r][1]).fragment(a, word[step % kPackedSteps]);
+          float scales[2];
+          if ((step + 1) % kSegment == 0) unit.groups.ask_scales(scales, groups, step / kSegment, r);
 #pragma unroll
           for (int t = 0; t < kTokenTiles; ++t) {
             if (step % kSegment == 0) {

@@ -6,8 +6,9 @@
 // are made while the tensor cores work on the last ones (mainloop/sm90_codes.cuh). Tokens are B, of any number that is
 // a multiple of 8. CTAs stay and take tile after tile: the ring fills while sums are written
 // (epilogue/turned_sums.cuh), or the next tile is multiplied while TMA stores them (epilogue/stored_tiles.cuh). Of few
-// tokens several warpgroups share the k-tiles of the same columns (epilogue/gathered_sums.cuh). Where tiles are few, or no multiple of the CTAs, those of a cluster, or all together, have equal parts of the K of all of
-// its tiles (tile/cluster_share.cuh), and add up what they have of the same one (epilogue/swapped_halves.cuh,
+// tokens several warpgroups share the k-tiles of the same columns (epilogue/gathered_sums.cuh). Where tiles are few, or
+// no multiple of the CTAs, those of a cluster, or all together, have equal parts of the K of all of its tiles
+// (tile/cluster_share.cuh), and add up what they have of the same one (epilogue/swapped_halves.cuh,
 // epilogue/parked_sums.cuh, epilogue/streamed_sums.cuh).
 //
 // Source: "register-sourced" mixed-input GEMM, CUTLASS, example 55 and
@@ -62,7 +63,7 @@ struct TileConfig {
                                                      {DType::kBF16, DType::kBF16, DType::kF32}}};
   static constexpr int kMinSm = 90, kMaxSm = 90, kBits = 4, kGroupMultiple = 32;
   static_assert(!TURNS || CONSUMERS == 2);
-  static constexpr bool kTurns = TURNS, kSplitK = !TURNS, kTma = true, kScalesSums = TOKENS <= kMostTokensOfScaledSums;
+  static constexpr bool kTurns = TURNS, kSplitK = !TURNS, kTma = true;
   // So many sums take long to compute: it pays to let all CTAs end at the same time.
   static constexpr bool kStreamK = kSplitK && TOKENS >= 128 && CONSUMERS == 2 && SHARERS == 1;
   // And to go on with the next tile while they are stored.
@@ -127,6 +128,7 @@ struct Shared : Config {
 };
 
 struct Config8x128 : TileConfig<8, 1, 4, 4, 2, 2> {};
+struct Config8x64x128_shared : Shared<TileConfig<8, 4, 20, 1, 2, 1, 4>> {};
 struct Config16x64x128 : TileConfig<16, 1, 5, 4> {};
 struct Config16x64x128_shared : Shared<TileConfig<16, 4, 20, 1, 2, 1, 4>> {};
 struct Config16x128x128_wide : TileConfig<16, 1, 3, 4, 2, 2> {
@@ -453,9 +455,10 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config8x128>, &kKernel<Config16x64x128>, &kKernel<Config16x64x128_shared>,
-               &kKernel<Config16x128x128_wide>, &kKernel<Config16x128x128_shared>, &kKernel<Config32x64x128>,
-               &kKernel<Config32x64x128_shared>, &kKernel<Config32x128x128>, &kKernel<Config32x128x128_shared>,
-               &kKernel<Config32x256>, &kKernel<Config64x64>, &kKernel<Config64x128x128>,
-               &kKernel<Config64x128x128_shared>, &kKernel<Config64x256>, &kKernel<Config128x64x64_shared>,
-               &kKernel<Config128x128>, &kKernel<Config128x256>, &kKernel<Config256x128>, &kKernel<Config256x64>)
+JAXGEMM_FAMILY(int4_wgmma, &kKernel<Config8x128>, &kKernel<Config8x64x128_shared>, &kKernel<Config16x64x128>,
+               &kKernel<Config16x64x128_shared>, &kKernel<Config16x128x128_wide>, &kKernel<Config16x128x128_shared>,
+               &kKernel<Config32x64x128>, &kKernel<Config32x64x128_shared>, &kKernel<Config32x128x128>,
+               &kKernel<Config32x128x128_shared>, &kKernel<Config32x256>, &kKernel<Config64x64>,
+               &kKernel<Config64x128x128>, &kKernel<Config64x128x128_shared>, &kKernel<Config64x256>,
+               &kKernel<Config128x64x64_shared>, &kKernel<Config128x128>, &kKernel<Config128x256>,
+               &kKernel<Config256x128>, &kKernel<Config256x64>)

@@ -5,6 +5,7 @@
 #include "ptx/address.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
+#include "select_mixed.h"
 #include "tile/packed.cuh"
 
 namespace jaxgemm::sm90 {
@@ -35,7 +36,10 @@ struct CodesMainloop {
   static constexpr int kParts = Config::kParts, kSteps = Config::kHalves * kPackedSteps / kParts;
   // Sums of a group's products are scaled, if there are so few tokens that this is less work than to scale the weights,
   // which are then rounded once more.
-  static constexpr bool kScalesSums = Config::kScalesSums && kSegments == 1;
+  static constexpr bool kScalesSums = scales_sums(Config::kWarpTile, kSegments);
+  static_assert(!kScalesSums || kParts % kSegments == 0);
+  // Of a group whose sums are scaled, else of the whole k-tile.
+  static constexpr int kPartsOfSums = kScalesSums ? kParts / kSegments : kParts;
   using Stage = typename Config::Stage;
   using Sums = float[kBlocks][kRegisters];
   using Fragments = uint32_t[kBlocks * kSteps][4];
@@ -78,7 +82,7 @@ struct CodesMainloop {
         const int segment = kSegments < kParts ? part * kSegments / kParts : part * kOfPart + group;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int at = column + block * ptx::kWgmmaM + i * ColumnGroups<Grouping::kScales16>::kDistance;
+          const int at = column + block * ptx::kWgmmaM + i * kColumnDistance;
           const uint32_t bits = stage.scales[segment][at];
           parameters.scales[block][group][i] = kScalesSums ? bits : to_pair(bits);
           if constexpr (kZeros) {
@@ -168,42 +172,46 @@ struct CodesMainloop {
     ptx::mbarrier_wait(pipeline.full[stage], ring.parity);
     if (k_tiles == 1) all_seen();
     convert(fragments[0], parameters, smem.stages[stage], 0);
-    Sums products;  // of a k-tile, if those are scaled
+    Sums products;  // of a group, if those are scaled
     Sums& into = either(products, sums);
 #pragma unroll 1
     for (int i = 0; i < k_tiles; ++i) {
-      float factors[kBlocks][2];
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        issue(into, fragments[part % 2], smem.stages[stage], part, part == 0 && (kScalesSums || i == 0));
+        const bool begins = part % kPartsOfSums == 0, ends = (part + 1) % kPartsOfSums == 0;
+        issue(into, fragments[part % 2], smem.stages[stage], part, begins && (kScalesSums || i == 0));
         // The part before: its fragments are free, and so is its stage.
-        if (!kScalesSums || part > 0) ptx::wgmma_wait<1>();
+        if (!kScalesSums || !begins) ptx::wgmma_wait<1>();
         if (!kScalesSums && part == 0 && i > 0) release(pipeline, old);
-        if (part + 1 < kParts) convert(fragments[(part + 1) % 2], parameters, smem.stages[stage], part + 1);
-      }
-      if constexpr (kScalesSums) {
+        float factors[kBlocks][2];
+        if (kScalesSums && ends) {
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
+          for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-          for (int j = 0; j < 2; ++j) factors[block][j] = to_float(parameters.scales[block][0][j]);
+            for (int j = 0; j < 2; ++j) factors[block][j] = to_float(parameters.scales[block][0][j]);
+          }
         }
-      }
-      old = stage;
-      ring.template advance<Config::kSharers>(Config::kStages);
-      stage = ring.stage;
-      if (i + 1 < k_tiles) {
-        ptx::mbarrier_wait(pipeline.full[stage], ring.parity);
-        if (i + 2 == k_tiles) all_seen();
-        convert(fragments[0], parameters, smem.stages[stage], 0);
-      }
-      if constexpr (kScalesSums) {
-        ptx::wgmma_wait<0>();
-        ptx::pin_registers(products);
-        release(pipeline, old);
+        if (part + 1 < kParts) {
+          convert(fragments[(part + 1) % 2], parameters, smem.stages[stage], part + 1);
+        } else {
+          old = stage;
+          ring.template advance<Config::kSharers>(Config::kStages);
+          stage = ring.stage;
+          if (i + 1 < k_tiles) {
+            ptx::mbarrier_wait(pipeline.full[stage], ring.parity);
+            if (i + 2 == k_tiles) all_seen();
+            convert(fragments[0], parameters, smem.stages[stage], 0);
+          }
+        }
+        if (kScalesSums && ends) {
+          ptx::wgmma_wait<0>();
+          ptx::pin_registers(products);
+          if (part + 1 == kParts) release(pipeline, old);
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
+          for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-          for (int j = 0; j < kRegisters; ++j) sums[block][j] += factors[block][j / 2 % 2] * products[block][j];
+            for (int j = 0; j < kRegisters; ++j) sums[block][j] += factors[block][j / 2 % 2] * products[block][j];
+          }
         }
       }
     }

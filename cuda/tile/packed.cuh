@@ -50,22 +50,8 @@ struct PackedCodes {
 // points or without.
 enum class Grouping { kScales16, kScales16Zeros, kScales32 };
 
-// Scales and zero points of the two columns whose codes a lane has: lane / 4, and that plus 8. As they were loaded: to
-// convert them is to wait for them.
-template <Grouping kGrouping>
-struct ColumnPair {
-  std::conditional_t<kGrouping == Grouping::kScales32, float, uint16_t> scales[2];
-  uint8_t zeros[2];
-
-  __device__ uint32_t zero(int i) const { return zeros[i] < kMostZero ? zeros[i] : kMostZero; }
-};
-inline constexpr uint8_t kMiddle = 8;  // of 4-bit codes
-template <>
-struct ColumnPair<Grouping::kScales16> {
-  uint16_t scales[2];
-
-  __device__ uint32_t zero(int) const { return kMiddle; }
-};
+inline constexpr uint8_t kMiddle = 8;      // of 4-bit codes
+inline constexpr int kColumnDistance = 8;  // of the two columns whose codes a lane has, in each fragment
 
 // Of all groups.
 struct GroupParameters {
@@ -97,32 +83,78 @@ struct GroupParameters {
   }
 };
 
-// The same, as a lane reads them: of columns from `col` on, of the batch whose elements begin there.
-template <Grouping kGrouping>
-struct ColumnGroups {
-  using Scale = std::decay_t<decltype(ColumnPair<kGrouping>::scales[0])>;
-  static constexpr int kDistance = 8;
-  const Scale* scales;   // of the first group
-  const uint8_t* zeros;  // nullptr: there are none
-  int columns;           // that there are
+// Scales and zero points of kSegments groups of the columns of kRowTiles fragments, which a warp has from `col` on. The
+// four lanes of a quad have the same columns: each of them loads a part of the values, which takes few instructions and
+// registers, and shuffles bring the others'; but all of them, if they are only scales of one group, where to wait for
+// shuffles takes longer. Kept as they were loaded: to convert them is to wait for them.
+template <Grouping kGrouping, int kRowTiles, int kSegments>
+class QuadParameters {
+  static constexpr int kQuad = 4, kSharers = kGrouping == Grouping::kScales16 && kSegments == 1 ? 1 : kQuad;
+  static constexpr int kColumns = 2 * kRowTiles, kLoads = (kColumns * kSegments + kSharers - 1) / kSharers;
+  static_assert(kSharers == 1 ? kSegments == 1 : kSharers % kColumns == 0);
+  using Scale = std::conditional_t<kGrouping == Grouping::kScales32, float, uint16_t>;
 
-  __device__ ColumnGroups(const GroupParameters& all, int64_t batch_elements, int64_t col)
-      : scales(static_cast<const Scale*>(all.scales) + batch_elements + col),
-        zeros(all.zeros == nullptr ? nullptr : all.zeros + batch_elements + col),
-        columns(static_cast<int>(all.N - col < 1024 ? all.N - col : 1024)) {}
+  Scale scales[kLoads] = {};
+  uint8_t zeros[kLoads] = {};
 
-  // Of the group of row k, which exists, and of columns `at` and `at` + 8. Of columns that there are not, nothing is
-  // read, and what was in their place stays.
-  __device__ void load(ColumnPair<kGrouping>& pair, const GroupParameters& all, int k, int at) const {
-    const int64_t row = all.by_group.divide(static_cast<unsigned>(k)).quotient * all.N;
-    const Scale* g_scales = scales + row;
+  // Values are counted by segments, then columns; of each kSharers the executing lane loads this one.
+  __device__ static int own() { return static_cast<int>(threadIdx.x) % kSharers; }
+  // To be called by all lanes of a warp: the value of that number, of one of which each lane has its own.
+  template <class T>
+  __device__ static T ask(T own, int value) {
+    if constexpr (kSharers == 1) return own;
+    return __shfl_sync(0xffffffff, own, value % kSharers, kSharers);
+  }
+
+ public:
+  // Where the executing lane's first column is, of the batch whose elements begin at batch_elements.
+  struct Columns {
+    const Scale* scales;   // of the first group
+    const uint8_t* zeros;  // nullptr: there are none
+    int count;             // of columns from there on
+
+    __device__ Columns(const GroupParameters& all, int64_t batch_elements, int64_t col) {
+      constexpr int kMost = kColumns * kColumnDistance;
+      col += static_cast<int>(threadIdx.x) % PackedCodes::kLanes / kQuad + own() % kColumns * kColumnDistance;
+      scales = static_cast<const Scale*>(all.scales) + batch_elements + col;
+      zeros = all.zeros == nullptr ? nullptr : all.zeros + batch_elements + col;
+      count = static_cast<int>(all.N - col < kMost ? all.N - col : kMost);
+    }
+  };
+
+  // Of the groups of row k, which exists, of row k + kRows, and so on; of k again for a row that does not. Of columns
+  // that there are not, nothing is read, and what was in their place stays.
+  template <int kRows>
+  __device__ void load(const Columns& columns, const GroupParameters& all, int k, int rows) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int column = kSharers == 1 ? i * kColumnDistance : 0, segment = (i * kSharers + own()) / kColumns;
+      const int at = k + (kSharers > 1 && segment < kSegments ? segment : 0) * kRows;
+      const int64_t row = all.by_group.divide(static_cast<unsigned>(at < rows ? at : k)).quotient * all.N;
+      if (column >= columns.count) continue;
+      const Scale* g_scales = columns.scales + row;
+      scales[i] = g_scales[column];
+      if constexpr (kGrouping == Grouping::kScales16Zeros) zeros[i] = columns.zeros[row + column];
+      if constexpr (kGrouping == Grouping::kScales32) {
+        zeros[i] = columns.zeros == nullptr ? kMiddle : columns.zeros[row + column];
+      }
+    }
+  }
+
+  // Of the two columns of a fragment, lane / 4 and that plus kColumnDistance.
+  __device__ void ask_scales(float (&values)[2], const GroupParameters& all, int segment, int row_tile) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int column = at + i * kDistance;
-      if (column >= columns) continue;
-      pair.scales[i] = g_scales[column];
-      if constexpr (kGrouping == Grouping::kScales16Zeros) pair.zeros[i] = zeros[row + column];
-      if constexpr (kGrouping == Grouping::kScales32) pair.zeros[i] = zeros == nullptr ? kMiddle : zeros[row + column];
+      const int value = segment * kColumns + row_tile * 2 + i;
+      values[i] = ask(all.scale(scales[value / kSharers]), value);
+    }
+  }
+  __device__ void ask_zeros(uint32_t (&values)[2], int segment, int row_tile) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int value = segment * kColumns + row_tile * 2 + i;
+      const uint32_t own = zeros[value / kSharers];
+      values[i] = kGrouping == Grouping::kScales16 ? kMiddle : ask(own < kMostZero ? own : kMostZero, value);
     }
   }
 };
@@ -141,8 +173,6 @@ struct CodePairs<__nv_bfloat16> {
   static constexpr uint32_t kOnce = 0x7f007f00, kSixteenth = 0x7d007d00;  // 2^127 and 2^123
   uint32_t minus[2];                                                      // -zero / kFactor, of both columns
 
-  template <Grouping kGrouping>
-  __device__ explicit CodePairs(const ColumnPair<kGrouping>& pair) : CodePairs(pair.zero(0), pair.zero(1)) {}
   __device__ CodePairs(uint32_t zero, uint32_t next) : minus{minus_of(zero), minus_of(next)} {}
 
   __device__ void fragment(uint32_t (&a)[4], uint32_t word) const {
@@ -170,8 +200,6 @@ struct CodePairs<__half> {
   static constexpr uint32_t kBase = 0x64006400, kSixteenth = 0x2c002c00;
   uint32_t offset, minus_scaled;  // 1024 + zero of the one column, -(64 + zero) of the other
 
-  template <Grouping kGrouping>
-  __device__ explicit CodePairs(const ColumnPair<kGrouping>& pair) : CodePairs(pair.zero(0), pair.zero(1)) {}
   __device__ CodePairs(uint32_t zero, uint32_t next) : offset(kBase + zero * 0x10001u) {
     const float minus = -64.0f - static_cast<float>(next);
     minus_scaled = ptx::pack<__half>(minus, minus);

@@ -12,7 +12,7 @@ import pytest
 from jaxgemm._native import _core
 from tests.emulated.mixed import SEED, by_tma, fault, run, splits_of, trials, usual_trials, weights_of
 from tests.emulator.library import Emulator, Schedule
-from tests.quantised import streams
+from tests.quantised import mixed_error_ratio, rounding_of, streams
 from tests.values import rounded
 
 MIXED = _core.mixed_kernels()
@@ -82,6 +82,27 @@ def test_nan_stays_in_its_row_or_column(emulated: Emulator, info: Any) -> None:
     expected = np.zeros((m, n), bool)
     expected[m // 2], expected[:, n // 2] = True, True
     assert (np.isnan(out[0]) == expected).all()
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("info", MIXED, ids=IDS)
+def test_scales_of_any_size(emulated: Emulator, info: Any, group_size: int) -> None:
+    """bfloat16 has the exponents of float32: also where a scale is a factor of how numbers are made of codes."""
+    _, tile_n, _ = info.cta_tile
+    if group_size % info.group_multiple != 0:
+        pytest.skip(f"groups of multiples of {info.group_multiple} rows only")
+    n, k = 2 * tile_n, 256
+    weights = weights_of((1, k, n), group_size, "middle", "bfloat16")
+    sizes = np.array([0x3FFF, 0x4000, 0x0080, 0x5F00, 0xBFFF, 0xC000, 0x0000, 0x3C01], np.uint16).view(
+        weights.scales.dtype
+    )
+    # Columns whose scales are all below 2, or all the same, or any.
+    weights.scales[...] = sizes[np.random.default_rng(SEED).choice([0, 2, 4, 6, 7], weights.scales.shape)]
+    weights.scales[..., tile_n:] = sizes[np.arange(tile_n) % len(sizes)]
+    x = rounded(np.random.default_rng(SEED).integers(-4, 5, (1, 3, k)), "bfloat16")
+    out, found = run(emulated, info, x, weights, "float32", None, Schedule())
+    assert not found
+    assert mixed_error_ratio(out, x, weights, rounding_of(info, "bfloat16", weights)) <= 1
 
 
 def test_zero_points_beyond_the_most_count_as_it(emulated: Emulator) -> None:

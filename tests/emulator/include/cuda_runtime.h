@@ -115,8 +115,8 @@ EMU_INLINE int lane() { return static_cast<int>(thread_index() % 32); }
 }  // namespace emu
 
 template <class T>
-EMU_INLINE T __shfl_sync(unsigned mask, T value, int source) {
-  return emu::shuffle_value(mask, value, source & 31);
+EMU_INLINE T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+  return emu::shuffle_value(mask, value, emu::lane() / width * width + source % width);
 }
 template <class T>
 EMU_INLINE T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
