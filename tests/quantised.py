@@ -51,8 +51,7 @@ class Weights:
         cls, rng: np.random.Generator, shape: Sequence[int], group_size: int, kind: str, dtype: str, *,
         exact: bool = False,
     ) -> Weights:  # fmt: skip
-        """Uniform codes, and scales between 0.01 and 0.02, or powers of two if sums shall be exact: small ones in the
-        first columns, in the last ones 2 and more too, of which kernels make weights in another way.
+        """Uniform codes, and scales between 0.01 and 0.02, or powers of two if sums shall be exact.
 
         Args:
           shape: (..., K, N).
@@ -64,11 +63,7 @@ class Weights:
         *batch, k, n = shape
         group_size = group_size or max(k, 1)
         groups = (*batch, -(-k // group_size), n)
-        if exact:
-            small = np.arange(n) < n // 2 // TILE_N * TILE_N
-            scales = np.exp2(rng.integers(-2, 3, groups) - 3 * small)
-        else:
-            scales = rng.uniform(0.01, 0.02, groups)
+        scales = np.exp2(rng.integers(-2, 3, groups)) if exact else rng.uniform(0.01, 0.02, groups)
         zeros = None
         if kind == "integer":
             zeros = rng.integers(0, CODES + 1, groups).astype(np.uint8)
