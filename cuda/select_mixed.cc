@@ -10,9 +10,9 @@
 //     stream of all CTAs, each after the one before.
 // The constants were fitted to measurements of both families on an H200 in bfloat16 (tests/chooser_times_mixed.json),
 // those of DRAM apart, which were kept, so that the choices are good. With groups of 128, of the benchmarks' seven
-// matrices with 1 to 4096 tokens, they take 1.0 % longer than the best on average, and at most 15 % (384 tokens,
-// 6144 x 4096); with other groups and zero points, of four of the matrices, 1.4 % and at most 14 % (64 tokens,
-// 8192 x 28672, groups of 32). Times up to twice the best (int4_mma: 1.6 times) are met within 8.4 % (7.8 %), root mean
+// matrices with 1 to 4096 tokens, they take 0.7 % longer than the best on average, and at most 15 % (384 tokens,
+// 6144 x 4096); with other groups and zero points, of four of the matrices, 1.1 % and at most 10 % (64 tokens,
+// 10240 x 8192, groups of 32). Times up to twice the best (int4_mma: 1.6 times) are met within 8.3 % (7.8 %), root mean
 // square.
 #include "select_mixed.h"
 
@@ -57,48 +57,50 @@ struct Rates {
   double gathered_element_us = 0.0, shared_latency = 0.0, shared_work = 1.0;
   // Of a stream, and of an element that a CTA leaves, or adds to its own.
   double stream_us = 0.0, streamed_element_us = 0.0;
+  double turns_l2 = 1.0;  // how much of the time of reading from L2 it is where warpgroups have a tile each
   // How much more work it is to scale all weights where else the sums are scaled; for each group more than one that 128
-  // rows have; and with zero points that are not all in the middle.
+  // rows have; and with zero points that are not all in the middle. All that is hidden where warpgroups share k-tiles.
   double of_unscaled = 0.0, of_part, of_zeros;
 };
-constexpr Rates kMma = {.weight_us = 3.306e-12,
-                        .token_us = 9.333e-7,
-                        .latency_us = 0.7685,
-                        .latency_of_work = 1.001,
+constexpr Rates kMma = {.weight_us = 1.38807e-9,
+                        .token_us = 9.41149e-7,
+                        .latency_us = 0.786908,
+                        .latency_of_work = 0.934156,
                         .dram_bytes_per_us = 6.04e6,
-                        .l2_bytes_per_us = 5.019e6,
-                        .launch_us = 2.093,
-                        .cta_us = 0.8316,
-                        .split_us = 2.827,
-                        .partial_element_us = 9.831e-7,
-                        .of_part = 0.0005218,
-                        .of_zeros = 9.305e-5};
-constexpr Rates kWgmma = {.weight_us = 1.024e-5,
-                          .token_us = 2.552e-7,
-                          .outside_us = 1.553e-5,
-                          .latency_us = 0.1136,
-                          .latency_of_work = 0.8033,
-                          .ring_us = 1.694,
+                        .l2_bytes_per_us = 5.02313e6,
+                        .launch_us = 2.17123,
+                        .cta_us = 0.811382,
+                        .split_us = 2.74704,
+                        .partial_element_us = 1.06437e-8,
+                        .of_part = 0.29439,
+                        .of_zeros = 0.468227};
+constexpr Rates kWgmma = {.weight_us = 1.0245e-5,
+                          .token_us = 2.56185e-7,
+                          .outside_us = 1.55712e-5,
+                          .latency_us = 0.113819,
+                          .latency_of_work = 0.802092,
+                          .ring_us = 1.67373,
                           .dram_bytes_per_us = 5.31e6,
-                          .l2_bytes_per_us = 9.59e6,
-                          .l2_power = 0.1235,
-                          .launch_us = 2.007,
-                          .cta_us = 7.627e-5,
-                          .tile_element_us = 0.0002125,
-                          .stored_element_us = 0.0002653,
-                          .split_us = 1.542,
-                          .split_cta_us = 0.2366,
-                          .partial_element_us = 6.578e-5,
-                          .parked_element_us = 0.0002101,
-                          .halves_us = 1.324,
-                          .gathered_element_us = 9.018e-5,
-                          .shared_latency = 0.6489,
-                          .shared_work = 1.08,
-                          .stream_us = 4.085,
-                          .streamed_element_us = 2.547e-5,
-                          .of_unscaled = 0.1142,
-                          .of_part = 0.001319,
-                          .of_zeros = 0.01156};
+                          .l2_bytes_per_us = 9.51359e6,
+                          .l2_power = 0.116424,
+                          .launch_us = 2.02346,
+                          .cta_us = 8.46139e-5,
+                          .tile_element_us = 0.000198258,
+                          .stored_element_us = 0.00024536,
+                          .split_us = 1.55216,
+                          .split_cta_us = 0.232279,
+                          .partial_element_us = 6.97889e-5,
+                          .parked_element_us = 0.000203606,
+                          .halves_us = 1.36797,
+                          .gathered_element_us = 9.22878e-5,
+                          .shared_latency = 0.643861,
+                          .shared_work = 1.07992,
+                          .stream_us = 4.151,
+                          .streamed_element_us = 2.55742e-5,
+                          .turns_l2 = 0.901034,
+                          .of_unscaled = 0.135618,
+                          .of_part = 0.0549001,
+                          .of_zeros = 0.0623058};
 
 // What is the same for both families.
 struct Costs {
@@ -115,12 +117,14 @@ struct Costs {
     if (side_by_side == 0) return 0.0;
     constexpr int kRows = 128, kSmallest = 32, kWarps = 8;
     const int parts = scaled_parts(p.codes.group_size, p.K, kRows, kSmallest);
-    const double more =
-        1.0 + rates.of_part * (parts - 1) + (p.codes.zeros == Zeros::kMiddle ? 0.0 : rates.of_zeros) +
-        (scales_sums(info.warp_tile, 1) && !scales_sums(info.warp_tile, parts) ? rates.of_unscaled : 0.0);
+    double more = 0.0;
+    if (info.k_sharers == 1) {
+      more = rates.of_part * (parts - 1) + (p.codes.zeros == Zeros::kMiddle ? 0.0 : rates.of_zeros) +
+             (scales_sums(info.warp_tile, 1) && !scales_sums(info.warp_tile, parts) ? rates.of_unscaled : 0.0);
+    }
     const double outside = static_cast<double>(rows * info.cta_tile.m - p.M) / static_cast<double>(rows);
     // The copies of these are hidden where warpgroups share k-tiles.
-    const double work = more * static_cast<double>(info.cta_tile.n) * info.cta_tile.k *
+    const double work = (1.0 + more) * static_cast<double>(info.cta_tile.n) * info.cta_tile.k *
                             (rates.weight_us + rates.token_us * info.cta_tile.m) +
                         (info.k_sharers > 1 ? 0.0 : rates.outside_us * outside * info.cta_tile.k);
     const double of_warp = info.tma ? work : work * kWarps * kWarpThreads / info.threads;
@@ -139,7 +143,8 @@ struct Costs {
                               (size_bytes(p.codes.scale_dtype) + (p.codes.zeros == Zeros::kMiddle ? 0 : 1));
     const double dram = (weights + parameters + tokens + 2.0 * batch * M * N) / rates.dram_bytes_per_us;
     const double l2 = (static_cast<double>(columns) * tokens + static_cast<double>(rows) * weights) /
-                      rates.l2_bytes_per_us * std::pow(64.0 / info.cta_tile.m, rates.l2_power);
+                      rates.l2_bytes_per_us * std::pow(64.0 / info.cta_tile.m, rates.l2_power) *
+                      (info.tma && !info.split_k ? rates.turns_l2 : 1.0);
     const auto fourth = [](double x) { return x * x * x * x; };
     return std::sqrt(std::sqrt(fourth(compute_us) + fourth(dram) + fourth(l2)));
   }

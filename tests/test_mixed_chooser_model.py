@@ -22,11 +22,11 @@ USUAL: Kind = (128, "middle")
 FAMILIES = {"int4_wgmma": (2.0, 0.084), "int4_mma": (1.6, 0.08)}
 """How many times the best one's time a measurement may take to count, and how near the model comes to those (root mean
 square of the logarithm)."""
-WORST_CHOICE, AVERAGE_CHOICE = 1.16, 1.01
+WORST_CHOICE, AVERAGE_CHOICE = 1.16, 1.006
 """Times of the best. The constants are those whose choices are best, not whose estimates are nearest."""
-RAGGED, AVERAGE_OF_RAGGED = (192, 384), 1.029
+RAGGED, AVERAGE_OF_RAGGED = (192, 384), 1.025
 """Tokens that are no whole tiles of 128 or of 256, and the average for them."""
-WORST_OF_OTHERS, AVERAGE_OF_OTHERS = 1.14, 1.015
+WORST_OF_OTHERS, AVERAGE_OF_OTHERS = 1.11, 1.012
 """The same of other groups and of zero points."""
 MOST_FOR_BOTH = 64
 """Tokens with which both families were measured, of some numbers up to there; with more int4_wgmma alone."""
