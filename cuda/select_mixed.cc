@@ -10,9 +10,9 @@
 //     stream of all CTAs, each after the one before.
 // The constants were fitted to measurements of both families on an H200 in bfloat16 (tests/chooser_times_mixed.json),
 // those of DRAM apart, which were kept, so that the choices are good. With groups of 128, of the benchmarks' seven
-// matrices with 1 to 4096 tokens, they take 0.7 % longer than the best on average, and at most 15 % (384 tokens,
-// 6144 x 4096); with other groups and zero points, of four of the matrices, 1.1 % and at most 10 % (64 tokens,
-// 10240 x 8192, groups of 32). Times up to twice the best (int4_mma: 1.6 times) are met within 8.3 % (7.8 %), root mean
+// matrices with 1 to 4096 tokens, they take 0.8 % longer than the best on average, and at most 15 % (384 tokens,
+// 6144 x 4096); with other groups and zero points, of four of the matrices, 1.0 % and at most 10 % (64 tokens,
+// 10240 x 8192, groups of 32). Times up to twice the best (int4_mma: 1.6 times) are met within 8.2 % (7.7 %), root mean
 // square.
 #include "select_mixed.h"
 
@@ -62,45 +62,45 @@ struct Rates {
   // rows have; and with zero points that are not all in the middle. All that is hidden where warpgroups share k-tiles.
   double of_unscaled = 0.0, of_part, of_zeros;
 };
-constexpr Rates kMma = {.weight_us = 1.38807e-9,
-                        .token_us = 9.41149e-7,
-                        .latency_us = 0.786908,
-                        .latency_of_work = 0.934156,
+constexpr Rates kMma = {.weight_us = 2.86303e-9,
+                        .token_us = 9.922e-7,
+                        .latency_us = 0.77584,
+                        .latency_of_work = 0.930106,
                         .dram_bytes_per_us = 6.04e6,
-                        .l2_bytes_per_us = 5.02313e6,
-                        .launch_us = 2.17123,
-                        .cta_us = 0.811382,
-                        .split_us = 2.74704,
-                        .partial_element_us = 1.06437e-8,
-                        .of_part = 0.29439,
-                        .of_zeros = 0.468227};
-constexpr Rates kWgmma = {.weight_us = 1.0245e-5,
-                          .token_us = 2.56185e-7,
-                          .outside_us = 1.55712e-5,
-                          .latency_us = 0.113819,
-                          .latency_of_work = 0.802092,
-                          .ring_us = 1.67373,
+                        .l2_bytes_per_us = 5.02016e6,
+                        .launch_us = 2.0947,
+                        .cta_us = 0.930787,
+                        .split_us = 2.7129,
+                        .partial_element_us = 6.99608e-8,
+                        .of_part = 0.248195,
+                        .of_zeros = 0.412849};
+constexpr Rates kWgmma = {.weight_us = 1.03178e-5,
+                          .token_us = 2.57114e-7,
+                          .outside_us = 1.53318e-5,
+                          .latency_us = 0.11337,
+                          .latency_of_work = 0.802238,
+                          .ring_us = 1.64103,
                           .dram_bytes_per_us = 5.31e6,
-                          .l2_bytes_per_us = 9.51359e6,
-                          .l2_power = 0.116424,
-                          .launch_us = 2.02346,
-                          .cta_us = 8.46139e-5,
-                          .tile_element_us = 0.000198258,
-                          .stored_element_us = 0.00024536,
-                          .split_us = 1.55216,
-                          .split_cta_us = 0.232279,
-                          .partial_element_us = 6.97889e-5,
-                          .parked_element_us = 0.000203606,
-                          .halves_us = 1.36797,
-                          .gathered_element_us = 9.22878e-5,
-                          .shared_latency = 0.643861,
+                          .l2_bytes_per_us = 9.2886e6,
+                          .l2_power = 0.102237,
+                          .launch_us = 2.10498,
+                          .cta_us = 2.27918e-5,
+                          .tile_element_us = 0.000161611,
+                          .stored_element_us = 0.000216533,
+                          .split_us = 1.52268,
+                          .split_cta_us = 0.229047,
+                          .partial_element_us = 7.22968e-5,
+                          .parked_element_us = 0.000191398,
+                          .halves_us = 1.25169,
+                          .gathered_element_us = 8.97286e-5,
+                          .shared_latency = 0.62617,
                           .shared_work = 1.07992,
-                          .stream_us = 4.151,
-                          .streamed_element_us = 2.55742e-5,
-                          .turns_l2 = 0.901034,
-                          .of_unscaled = 0.135618,
-                          .of_part = 0.0549001,
-                          .of_zeros = 0.0623058};
+                          .stream_us = 4.22116,
+                          .streamed_element_us = 2.34589e-5,
+                          .turns_l2 = 0.84104,
+                          .of_unscaled = 0.172831,
+                          .of_part = 0.0467787,
+                          .of_zeros = 0.0477326};
 
 // What is the same for both families.
 struct Costs {
