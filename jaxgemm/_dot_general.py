@@ -14,6 +14,7 @@ from jaxgemm._choose import Request, check_name, choose
 from jaxgemm._lowering import dot_general_aval
 from jaxgemm._plan import DimensionNumbers
 from jaxgemm._primitives import fused_gemm_p, gemm_p
+from jaxgemm._quant import QuantizedMatrix
 from jaxgemm._target import attached_gpu, target_sm
 
 
@@ -102,6 +103,8 @@ def dot_general(
 
     Args:
       lhs, rhs: arrays of any rank. Operands of different dtypes, and dtypes without a kernel, run on XLA's own dot.
+        rhs may be a :class:`jaxgemm.QuantizedMatrix` (..., K, N): K is contracted, leading dimensions are batch
+        dimensions, and lhs is float16, bfloat16 or float32.
       dimension_numbers: ``((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))``.
       precision: as in JAX: None, "default", "high", "highest", a ``jax.lax.Precision``, a pair of them, a
         ``jax.lax.DotAlgorithm`` or preset. For float32 operands HIGHEST is float32-accurate; DEFAULT may use TF32.
@@ -116,13 +119,22 @@ def dot_general(
       Array of shape (batch dims, lhs's free dims, rhs's free dims).
 
     Raises:
-      TypeError: shapes or dtypes that cannot be multiplied, as ``jax.lax.dot_general`` raises it.
+      TypeError: shapes or dtypes that cannot be multiplied, as ``jax.lax.dot_general`` raises it; quantised weights as
+        lhs, contracted along N or with leading dimensions that are no batch dimensions, or with an ``out_sharding``.
       ValueError: an unknown kernel, or one that cannot run this problem on this GPU; an unknown precision.
       NotImplementedError: an ``out_sharding`` with unreduced axes.
     """
-    lhs, rhs = (x if isinstance(x, jax.Array) else jnp.asarray(x) for x in (lhs, rhs))
+    if isinstance(lhs, QuantizedMatrix):
+        raise TypeError("jaxgemm.dot_general takes quantised weights as rhs: swap the operands, or lhs.dequantize()")
+    lhs, rhs = (x if isinstance(x, jax.Array | QuantizedMatrix) else jnp.asarray(x) for x in (lhs, rhs))
     numbers = canonical_dimension_numbers(dimension_numbers, lhs.ndim, rhs.ndim)
     _check_sizes(lhs.shape, rhs.shape, numbers)
+    if isinstance(rhs, QuantizedMatrix):
+        from jaxgemm._matmul import dot_general_quantized
+
+        if out_sharding is not None:
+            raise TypeError("jaxgemm.dot_general takes no out_sharding with quantised weights: jax.reshard the result")
+        return dot_general_quantized(lhs, rhs, numbers, preferred_element_type, kernel)
     return bind(
         lhs,
         rhs,

@@ -1,6 +1,7 @@
 """``jaxgemm.matmul`` and ``jaxgemm.einsum``: jax.numpy's semantics over dot_general."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jaxgemm._epilogue import BIAS_DTYPES, NO_ACTIVATION, accumulator_dtype, app
 from jaxgemm._mixed import bind as mixed
 from jaxgemm._mixed_choose import check_mixed_name
 from jaxgemm._mixed_local import Form
+from jaxgemm._plan import DimensionNumbers
 from jaxgemm._quant import SCALE_DTYPES, QuantizedMatrix
 from jaxgemm._shapes import matmul_shapes
 
@@ -156,6 +158,27 @@ def _matmul_quantized(
         return apply_epilogue(multiply(form=form), alpha, bias, activation).astype(out_dtype)
     vector = bias if bias is None or str(bias.dtype) in BIAS_DTYPES else bias.astype(np.float32)
     return multiply(*(value for value in (alpha, vector) if value is not None), form=form)
+
+
+def dot_general_quantized(
+    lhs: jax.Array, rhs: QuantizedMatrix, numbers: DimensionNumbers, preferred: Any, kernel: str | None
+) -> jax.Array:
+    """:func:`jaxgemm.dot_general` with quantised weights: a :func:`matmul` of lhs with its dimensions in order."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers
+    leading = tuple(range(rhs.ndim - 2))
+    if rhs_contract != (len(leading),) or tuple(sorted(rhs_batch)) != leading:
+        raise TypeError(
+            f"jaxgemm.dot_general contracts K of quantised weights, dimension {len(leading)} of {rhs!r}, and all "
+            f"dimensions before it are batch dimensions, not as dimension_numbers={numbers} say: give "
+            "rhs.dequantize() for any other product"
+        )
+    rows = [d for d in range(lhs.ndim) if d not in (*lhs_batch, *lhs_contract)]
+    x = _permuted(lhs, (*(lhs_batch[rhs_batch.index(d)] for d in leading), *rows, *lhs_contract))
+    shape = (*x.shape[:-1], rhs.n)
+    if leading:  # then matmul takes one dimension of rows
+        x = x.reshape(*x.shape[: len(leading)], math.prod(lhs.shape[d] for d in rows), x.shape[-1])
+    out = matmul(x, rhs, preferred_element_type=preferred, kernel=kernel).reshape(shape)
+    return _permuted(out, (*rhs_batch, *range(len(leading), len(shape))))
 
 
 def _in_batches(lhs: jax.Array, rhs: QuantizedMatrix) -> tuple[jax.Array, QuantizedMatrix, tuple[int, ...]]:

@@ -58,6 +58,65 @@ def test_shapes(
     close(jaxgemm.matmul(x, matrix, bias=bias), wanted + bias)
 
 
+DOTS = [
+    ((5,), (), (((1,), (0,)), ((), ()))),
+    ((), (), (((0,), (0,)), ((), ()))),
+    ((2, 5), (), (((2,), (0,)), ((), ()))),
+    ((3, 5), (3,), (((2,), (1,)), ((0,), (0,)))),
+    ((3, 2, 5, 4), (3, 4), (((4,), (2,)), ((0, 3), (0, 1)))),
+    ((3, 5, 4), (4, 3), (((3,), (2,)), ((0, 2), (1, 0)))),
+    ((3, 0, 4), (3,), (((3,), (1,)), ((0,), (0,)))),
+]
+"""Of lhs but for K, which is last; of the weights but for K and N; dimension numbers."""
+
+
+@pytest.mark.parametrize("k_first", [False, True], ids=["", "K first"])
+@pytest.mark.parametrize(("lhs", "batch", "numbers"), DOTS)
+def test_dot_general(
+    k_first: bool, lhs: tuple[int, ...], batch: tuple[int, ...], numbers: Any, rng: np.random.Generator
+) -> None:
+    matrix, x = weights(rng, *batch), x_of(rng, *lhs)
+    if k_first:
+        (_, rhs_contract), (lhs_batch, rhs_batch) = numbers
+        x, numbers = jnp.moveaxis(x, -1, 0), (((0,), rhs_contract), ([d + 1 for d in lhs_batch], rhs_batch))
+    wanted = jax.lax.dot_general(x, matrix.dequantize(), numbers, precision="highest")
+    got = jax.jit(lambda x, w: jaxgemm.dot_general(x, w, numbers))(x, matrix)
+    assert got.shape == wanted.shape and got.dtype == wanted.dtype
+    close(got, wanted)
+    wide = jaxgemm.dot_general(x.astype(jnp.bfloat16), matrix, numbers, preferred_element_type=jnp.float32)
+    assert wide.dtype == jnp.float32
+    close(
+        jax.grad(lambda x: jnp.sin(jaxgemm.dot_general(x, matrix, numbers)).sum())(x),
+        jax.grad(lambda x: jnp.sin(jax.lax.dot_general(x, matrix.dequantize(), numbers, precision="highest")).sum())(x),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lhs", "batch", "numbers", "words"),
+    [
+        ((5,), (), (((0,), (1,)), ((), ())), "dimension 0 of lhs .5, 96. has 5, dimension 1 of rhs .96, 40. has 40"),
+        ((40,), (), (((0,), (1,)), ((), ())), "contracts K of quantised weights, dimension 0 of .*dequantize"),
+        ((5,), (3,), (((1,), (1,)), ((), ())), "all dimensions before it are batch dimensions.*dequantize"),
+        ((1, 5), (3,), (((2,), (1,)), ((0,), (0,))), "batch dimensions of equal sizes"),
+    ],
+)
+def test_dot_general_of_what_it_does_not_take(
+    lhs: tuple[int, ...], batch: tuple[int, ...], numbers: Any, words: str, rng: np.random.Generator
+) -> None:
+    with pytest.raises(TypeError, match=words):
+        jaxgemm.dot_general(x_of(rng, *lhs), weights(rng, *batch), numbers)
+
+
+def test_dot_general_of_weights_in_the_wrong_place(rng: np.random.Generator) -> None:
+    matrix, x = weights(rng), x_of(rng, 5)
+    with pytest.raises(TypeError, match="as rhs: swap the operands"):
+        jaxgemm.dot_general(matrix, x, (((0,), (1,)), ((), ())))
+    with pytest.raises(TypeError, match=r"no out_sharding with quantised weights: jax\.reshard"):
+        jaxgemm.dot_general(x, matrix, (((1,), (0,)), ((), ())), out_sharding=jax.sharding.PartitionSpec())
+    with pytest.raises(ValueError, match="is none of this build's kernels for quantised weights"):
+        jaxgemm.dot_general(x, matrix, (((1,), (0,)), ((), ())), kernel="no such kernel")
+
+
 def loss(x: Any, scales: Any, zeros: Any, bias: Any, alpha: Any, matrix: Any, product: Any) -> jax.Array:
     matrix = jax.tree.unflatten(jax.tree.structure(matrix), [matrix.packed, scales, zeros])
     return jnp.sin(product(x, matrix, alpha, bias)).sum()
