@@ -147,11 +147,16 @@ struct TokenRing {
 };
 
 // What is compiled for compute capability 8.0 takes a few registers more where there are zero points: a bound that
-// leaves them, and none where they are not needed.
+// leaves them, and none where they are not needed. How scales are converted (GroupParameters::scale): with more tokens
+// or groups registers would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kMostCtasWithZeros = 2;
+template <int kTokenTiles, int kSegments>
+constexpr bool kPredicatedScales = false;
 #else
 constexpr int kMostCtasWithZeros = 32;  // of a multiprocessor
+template <int kTokenTiles, int kSegments>
+constexpr bool kPredicatedScales = kTokenTiles == 1 && kSegments <= 2;
 #endif
 template <class Config, Grouping kGrouping, int kSegments>
 constexpr int kResidentCtas =
@@ -190,7 +195,7 @@ __global__ void __launch_bounds__(Config::kThreads, kResidentCtas<Config, kGroup
   const int first = static_cast<int>(first_k) + warp_k * Config::kUnitK;
   const int64_t col = tile.col + warp_n * Config::kWarpTile.n;
 
-  using Parameters = QuadParameters<kGrouping, kRowTiles, kSegments>;
+  using Parameters = QuadParameters<kGrouping, kRowTiles, kSegments, kPredicatedScales<kTokenTiles, kSegments>>;
   // Codes, scales and zero points of the next unit. Where there are none, what was there before does no harm: it meets
   // tokens that are 0, or columns that are not written.
   struct Unit {

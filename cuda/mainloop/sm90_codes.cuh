@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ptx/address.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
 #include "select_mixed.h"
@@ -40,6 +41,9 @@ struct CodesMainloop {
   static_assert(!kScalesSums || kParts % kSegments == 0);
   // Of a group whose sums are scaled, else of the whole k-tile.
   static constexpr int kPartsOfSums = kScalesSums ? kParts / kSegments : kParts;
+  // Whether ldmatrix loads them, which takes a few instructions less, and an address more: where warpgroups share
+  // k-tiles there is no register for it, and float16 was slower where weights are scaled.
+  static constexpr bool kMatrixOfScales = kScalesSums && Config::kSharers == 1;
   using Stage = typename Config::Stage;
   using Sums = float[kBlocks][kRegisters];
   using Fragments = uint32_t[kBlocks * kSteps][4];
@@ -62,7 +66,14 @@ struct CodesMainloop {
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % ptx::kWarpgroupThreads; }
 
+  // The first of eight columns whose scales the lane gives ldmatrix the address of. Transposed, a lane has its column
+  // of two rows, here of the same one; a matrix is eight columns, of up to two blocks.
+  __device__ int octet() const {
+    static_assert(kBlocks <= 2);
+    return tile * kPackedTileN + thread() / 8 % 2 * kColumnDistance + thread() / 16 % kBlocks * ptx::kWgmmaM;
+  }
   __device__ float to_float(uint32_t bits) const {
+    if constexpr (kMatrixOfScales) return ptx::widen(bits, scale_dtype == DType::kF16);
     const auto half = static_cast<uint16_t>(bits);
     const float wide = __half2float(__ushort_as_half(half)), bfloat = __bfloat162float(__ushort_as_bfloat16(half));
     return scale_dtype == DType::kF16 ? wide : bfloat;
@@ -76,14 +87,16 @@ struct CodesMainloop {
 
   __device__ void load(Parameters& parameters, const Stage& stage, int part) const {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int group = 0; group < kOfPart; ++group) {
+      const int segment = kSegments < kParts ? part * kSegments / kParts : part * kOfPart + group;
+      uint32_t pairs[4];  // of the same scale twice
+      if constexpr (kMatrixOfScales) ptx::ldmatrix<true>(pairs, stage.scales[segment] + octet());
 #pragma unroll
-      for (int group = 0; group < kOfPart; ++group) {
-        const int segment = kSegments < kParts ? part * kSegments / kParts : part * kOfPart + group;
+      for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int at = column + block * ptx::kWgmmaM + i * kColumnDistance;
-          const uint32_t bits = stage.scales[segment][at];
+          const uint32_t bits = kMatrixOfScales ? pairs[block * 2 + i] : stage.scales[segment][at];
           parameters.scales[block][group][i] = kScalesSums ? bits : to_pair(bits);
           if constexpr (kZeros) {
             const uint32_t zero = stage.zeros[segment][at];

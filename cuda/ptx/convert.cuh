@@ -31,6 +31,23 @@ __device__ inline uint32_t pack(float low, float high) {
   return bits;
 }
 
+// The number in the low half of a register, a float16 (is_half) or a bfloat16; the upper half does not matter. By a
+// predicate: of a choice in C++ the compiler makes three instructions, or branches with what follows in both.
+__device__ inline float widen(uint32_t bits, bool is_half) {
+  float wide;
+  asm("{\n\t"
+      ".reg .pred half;\n\t"
+      ".reg .b16 low, high;\n\t"
+      "setp.ne.u32 half, %2, 0;\n\t"
+      "mov.b32 {low, high}, %1;\n\t"
+      "shl.b32 %0, %1, 16;\n\t"
+      "@half cvt.f32.f16 %0, low;\n\t"
+      "}"
+      : "=f"(wide)
+      : "r"(bits), "r"(static_cast<uint32_t>(is_half)));
+  return wide;
+}
+
 // (x & kMask) | base, in one instruction if base is in a register: the compiler makes two of two constants. PTX ISA,
 // "lop3", whose table 0xea is (a & b) | c.
 template <uint32_t kMask>

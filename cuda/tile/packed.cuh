@@ -76,8 +76,14 @@ struct GroupParameters {
 
   __device__ int64_t batch_elements() const { return groups * N; }
 
-  __device__ float scale(float scale) const { return scale; }
+  // By a predicate, or by branches: they are slower, and keep ptxas from doing so much at once that registers spill.
+  template <bool kPredicated>
+  __device__ float scale(float scale) const {
+    return scale;
+  }
+  template <bool kPredicated>
   __device__ float scale(uint16_t bits) const {
+    if constexpr (kPredicated) return ptx::widen(bits, scale_dtype == DType::kF16);
     const float half = __half2float(__ushort_as_half(bits)), bfloat = __bfloat162float(__ushort_as_bfloat16(bits));
     return scale_dtype == DType::kF16 ? half : bfloat;
   }
@@ -87,7 +93,7 @@ struct GroupParameters {
 // four lanes of a quad have the same columns: each of them loads a part of the values, which takes few instructions and
 // registers, and shuffles bring the others'; but all of them, if they are only scales of one group, where to wait for
 // shuffles takes longer. Kept as they were loaded: to convert them is to wait for them.
-template <Grouping kGrouping, int kRowTiles, int kSegments>
+template <Grouping kGrouping, int kRowTiles, int kSegments, bool kPredicated>
 class QuadParameters {
   static constexpr int kQuad = 4, kSharers = kGrouping == Grouping::kScales16 && kSegments == 1 ? 1 : kQuad;
   static constexpr int kColumns = 2 * kRowTiles, kLoads = (kColumns * kSegments + kSharers - 1) / kSharers;
@@ -146,7 +152,7 @@ class QuadParameters {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int value = segment * kColumns + row_tile * 2 + i;
-      values[i] = ask(all.scale(scales[value / kSharers]), value);
+      values[i] = ask(all.template scale<kPredicated>(scales[value / kSharers]), value);
     }
   }
   __device__ void ask_zeros(uint32_t (&values)[2], int segment, int row_tile) const {

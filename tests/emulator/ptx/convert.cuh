@@ -23,6 +23,11 @@ inline uint32_t pack(float low, float high) {
   }
 }
 
+inline float widen(uint32_t bits, bool is_half) {
+  const auto low = static_cast<uint16_t>(bits);
+  return is_half ? emu::f16_to_float(low) : emu::bf16_to_float(low);
+}
+
 template <uint32_t kMask>
 inline uint32_t masked_or(uint32_t x, uint32_t base) {
   return (x & kMask) | base;
