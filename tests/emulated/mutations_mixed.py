@@ -10,6 +10,7 @@ _STREAMED, _STORED = "epilogue/streamed_sums.cuh", "epilogue/stored_tiles.cuh"
 _SWAPPED, _GATHERED = "epilogue/swapped_halves.cuh", "epilogue/gathered_sums.cuh"
 _SHARED, _TWO, _TURNS = "16x128", "32x128x128>", "256x64"  # warps that share a ring of tokens; two warpgroups; in turns
 _STREAM, _SHARERS = "128x128>", "16x64x128_shared"  # all CTAs share K; warpgroups share it
+_WIDE = "16x128x128_wide"  # two blocks of columns to a warpgroup
 
 MIXED = [
     Mutation("int4_mma", "no barrier of a shared ring", "__syncthreads();  // not of", "// not of", tile=_SHARED),
@@ -58,6 +59,10 @@ MIXED = [
     Mutation("int4_wgmma", "a stage is not released", "if (part + 1 == kParts) release(pipeline, old);", "",
              file=_LOOP),
     Mutation("int4_wgmma", "barriers used before they are there", "ptx::barrier_sync(kReady, Config::kThreads);", ""),
+    Mutation("int4_wgmma", "scales of the first eight columns for all", "thread() / 8 % 2 * kColumnDistance", "0",
+             file=_LOOP, tile=_WIDE),
+    Mutation("int4_wgmma", "scales of the first block for both", "thread() / 16 % kBlocks * ptx::kWgmmaM", "0",
+             file=_LOOP, tile=_WIDE),
     Mutation("int4_wgmma", "turns not waited for",
              "ptx::mbarrier_wait(pipeline.seen[warpgroup ^ 1], static_cast<uint32_t>(n / 2 + (warpgroup ^ 1)) & 1u);",
              "", tile=_TURNS),
