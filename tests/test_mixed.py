@@ -83,8 +83,10 @@ def test_dot_general(
     got = jax.jit(lambda x, w: jaxgemm.dot_general(x, w, numbers))(x, matrix)
     assert got.shape == wanted.shape and got.dtype == wanted.dtype
     close(got, wanted)
-    wide = jaxgemm.dot_general(x.astype(jnp.bfloat16), matrix, numbers, preferred_element_type=jnp.float32)
+    narrow, rounded = x.astype(jnp.bfloat16), matrix.dequantize(jnp.bfloat16)
+    wide = jaxgemm.dot_general(narrow, matrix, numbers, preferred_element_type=jnp.float32)
     assert wide.dtype == jnp.float32
+    close(wide, jax.lax.dot_general(narrow, rounded, numbers, preferred_element_type=jnp.float32))
     close(
         jax.grad(lambda x: jnp.sin(jaxgemm.dot_general(x, matrix, numbers)).sum())(x),
         jax.grad(lambda x: jnp.sin(jax.lax.dot_general(x, matrix.dequantize(), numbers, precision="highest")).sum())(x),
