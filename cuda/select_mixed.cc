@@ -154,13 +154,8 @@ struct Costs {
 double mma_cost_us(const Costs& costs, int64_t splits) {
   const Rates& rates = costs.rates;
   const KernelInfo& info = costs.info;
-  const Codes& codes = costs.p.codes;
-  const bool floats = codes.scale_dtype == DType::kF32;
-  const int parts = floats ? info.warp_tile.k / info.group_multiple
-                           : scaled_parts(codes.group_size, costs.p.K, info.warp_tile.k, info.group_multiple);
-  const int64_t resident = int4_mma_resident_ctas(info.resident_ctas, info.warp_tile, parts, floats,
-                                                  codes.zeros != Zeros::kMiddle),
-                ctas = costs.tiles * splits, share = ceil_div(ctas, planned_multiprocessors(costs.p.sm));
+  const int64_t resident = info.resident_ctas, ctas = costs.tiles * splits,
+                share = ceil_div(ctas, planned_multiprocessors(costs.p.sm));
   const double compute =
       static_cast<double>(ceil_div(costs.k_tiles, splits)) *
       (static_cast<double>(share / resident) * costs.k_tile_us(resident) + costs.k_tile_us(share % resident));

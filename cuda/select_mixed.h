@@ -7,20 +7,12 @@
 
 namespace jaxgemm {
 
-// In how many parts the products of `rows` rows are scaled, each with the scales of one group: as few of 1, 2 and
+// In how many parts the products of `rows` rows are scaled, each with the scales of one group: as few of 1, 2, 4, ...,
 // rows / smallest as the size of groups allows, which is a multiple of `smallest` or no smaller than K.
 constexpr int scaled_parts(int64_t group, int64_t K, int rows, int smallest) {
-  if (group >= K || group % rows == 0) return 1;
-  return group % (rows / 2) == 0 ? 2 : rows / smallest;
-}
-
-// How many of int4_mma's CTAs fit a multiprocessor: scales in float32 take registers, and so do zero points of small
-// groups, so that there are some for fewer.
-constexpr int int4_mma_resident_ctas(int ctas, const Tile& warp_tile, int parts, bool floats, bool zeros) {
-  constexpr int kMostWithZeros = 6;
-  const int fewer = floats ? warp_tile.n / 16 * parts / 2 : 0;
-  const int most = zeros && parts > 1 && ctas > kMostWithZeros ? kMostWithZeros : ctas;
-  return most > fewer ? most - fewer : 1;
+  int parts = 1;
+  while (group < K && parts < rows / smallest && group % (rows / parts) != 0) parts *= 2;
+  return parts;
 }
 
 // Whether int4_wgmma scales sums, not weights, where a k-tile has so many groups: for few tokens that is less work. A

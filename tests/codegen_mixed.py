@@ -14,7 +14,6 @@ PARTS_OF_BLOCK = 2  # int4_wgmma multiplies a k-tile in so many groups of wgmmas
 WARP_COLUMNS = 16  # of a block
 WORD_BYTES = 4  # of a lane's codes of a step
 WARPGROUP = 128
-FLOAT32_SCALES = "(Grouping)2"
 
 
 def bfloat16(instance: Instance) -> bool:
@@ -32,8 +31,7 @@ def int4_mma(instance: Instance) -> Expectation:
         main_loop=("*MMA",),
         k_tile={
             "LDG.128": row_tiles * (rows // TILE_K),
-            # ptxas puts the last ones into both branches of a choice that follows, with scales of float32 these too.
-            "LDSM.16.M88.4": AtLeast(loads) if FLOAT32_SCALES in instance.arguments else loads,
+            "LDSM.16.M88.4": loads,
             "BAR": 1 if shared else 0,
             "*MMA": AtLeast(mma),
             "HMMA.16816.F32.BF16" if bfloat16(instance) else "HMMA.16816.F32": AtLeast(mma),
@@ -79,11 +77,13 @@ def int4_wgmma(instance: Instance) -> Expectation:
 
 def instances_of(info: Any) -> int:
     """For each dtype of x, sizes of groups, and with zero points or without; float32 scales in one way. Twice where all
-    CTAs may share K.
+    CTAs may share K. int4_mma leaves out what would spill registers.
     """
     dtypes = len({lhs for lhs, _, _ in info.dtypes})
-    if info.tma:
-        sizes, zeros, more = (3 if info.cta_tile[2] > TILE_K else 2), 2, 0
-    else:
-        sizes, zeros, more = (3 if info.group_multiple == TILE_K // 2 else 2), 2, 1
-    return dtypes * (sizes * zeros + more) * (2 if info.stream_k else 1)
+    rows = info.cta_tile[2] if info.tma else info.warp_tile[2]
+    sizes = (rows // info.group_multiple).bit_length()
+    instances = 2 * sizes
+    if not info.tma:
+        tokens = info.warp_tile[0]
+        instances += 1 - (tokens > MMA_N) - (tokens > 2 * MMA_N)
+    return dtypes * instances * (2 if info.stream_k else 1)

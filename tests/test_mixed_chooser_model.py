@@ -28,6 +28,8 @@ RAGGED, AVERAGE_OF_RAGGED = (192, 384), 1.025
 """Tokens that are no whole tiles of 128 or of 256, and the average for them."""
 WORST_OF_OTHERS, AVERAGE_OF_OTHERS = 1.11, 1.012
 """The same of other groups and of zero points."""
+AVERAGE_OF_MMA = 1.02
+"""The same of int4_mma alone, which is what GPUs before Hopper have, of all groups and up to 64 tokens."""
 MOST_FOR_BOTH = 64
 """Tokens with which both families were measured, of some numbers up to there; with more int4_wgmma alone."""
 
@@ -65,15 +67,18 @@ def problem(kind: Kind, sizes: Sizes, split: Split = (0, 0)) -> _core.Problem:
     )  # fmt: skip
 
 
-def losses(kind: Kind, wanted: Callable[[int], bool] = lambda m: True) -> list[float]:
-    """How many times as long as the best what is chosen takes, as logarithms in rising order, with such tokens."""
+def losses(kind: Kind, wanted: Callable[[int], bool] = lambda m: True, family: str = "") -> list[float]:
+    """How many times as long as the best what is chosen takes, as logarithms in rising order, with such tokens; of one
+    family, or of both.
+    """
     found = []
-    for sizes, of_sizes in times()[kind].items():
+    for sizes, of_both in times()[kind].items():
         if not wanted(sizes[0]):
             continue
-        if {name.partition(":")[0] for name, _ in of_sizes} != set(FAMILIES) and sizes[0] <= MOST_FOR_BOTH:
+        if {name.partition(":")[0] for name, _ in of_both} != set(FAMILIES) and sizes[0] <= MOST_FOR_BOTH:
             continue  # one family was not measured with so few tokens
-        name = _core.select(problem(kind, sizes))
+        of_sizes = {at: us for at, us in of_both.items() if at[0].startswith(family)}
+        name = _core.select(problem(kind, sizes), family)
         split = _core.k_split(name, problem(kind, sizes))
         of_kernel = {known: us for (kernel, known), us in of_sizes.items() if kernel == name}
         if streams(split):
@@ -136,3 +141,9 @@ def test_choices_for_other_groups_and_zero_points() -> None:
     assert len(found) == 60
     assert found[-1] < math.log(WORST_OF_OTHERS)
     assert sum(found) / len(found) < math.log(AVERAGE_OF_OTHERS)
+
+
+def test_choices_of_int4_mma_alone() -> None:
+    found = [loss for kind in times() for loss in losses(kind, lambda m: m <= MOST_FOR_BOTH, "int4_mma")]
+    assert len(found) == 104
+    assert sum(found) / len(found) < math.log(AVERAGE_OF_MMA)

@@ -63,7 +63,7 @@ def usual_trials(info: Any) -> list[Trial]:
     tile_m, tile_n, tile_k = info.cta_tile
     unit = 2 * _core.PACKED_TILE_K
     ms = (1, tile_m, tile_m + 1, max(1, tile_m - 3))
-    ns = (tile_n, tile_n + 5, 3, tile_n + _core.PACKED_TILE_N)
+    ns = (tile_n, tile_n + 5, 3, tile_n + _core.PACKED_TILE_N, tile_n + _core.PACKED_TILE_N // 2)
     if by_tma(info):  # which wants rows of whole vectors of scales and zero points
         ns = (tile_n, tile_n + 16, 16, tile_n + 3 * _core.PACKED_TILE_N)
     # Where warpgroups take turns (they do not split K), the ring goes round twice between those of one.

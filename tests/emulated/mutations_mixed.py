@@ -5,35 +5,42 @@ from __future__ import annotations
 from tests.emulated.mutation import Mutation
 
 _LOOP, _PRODUCER, _PACKED = "mainloop/sm90_codes.cuh", "mainloop/sm90_codes_producer.cuh", "tile/packed.cuh"
+_GROUPS, _RING = "tile/staged_groups.cuh", "mainloop/sm80_token_ring.cuh"
 _PARKED, _TURNED, _SHARE = "epilogue/parked_sums.cuh", "epilogue/turned_sums.cuh", "tile/cluster_share.cuh"
 _STREAMED, _STORED = "epilogue/streamed_sums.cuh", "epilogue/stored_tiles.cuh"
 _SWAPPED, _GATHERED = "epilogue/swapped_halves.cuh", "epilogue/gathered_sums.cuh"
-_SHARED, _TWO, _TURNS = "16x128", "32x128x128>", "256x64"  # warps that share a ring of tokens; two warpgroups; in turns
+_SHARED, _TWO, _TURNS = "16x256", "32x128x128>", "256x64"  # warps that share a ring of tokens; two warpgroups; in turns
 _STREAM, _SHARERS = "128x128>", "16x64x128_shared"  # all CTAs share K; warpgroups share it
 _WIDE = "16x128x128_wide"  # two blocks of columns to a warpgroup
 
 MIXED = [
-    Mutation("int4_mma", "no barrier of a shared ring", "__syncthreads();  // not of", "// not of", tile=_SHARED),
-    Mutation("int4_mma", "no barrier of a warp's ring", "__syncwarp();", ""),
+    Mutation("int4_mma", "no barrier of a shared ring", "__syncthreads();  // not of", "// not of",
+             file=_RING, tile=_SHARED),
+    Mutation("int4_mma", "no barrier of a warp's ring", "__syncwarp();", "", file=_RING),
     Mutation("int4_mma", "sums before all have read", "wait_all();\n  __syncthreads();", "wait_all();"),
     Mutation("int4_mma", "sums read too early", "__syncthreads();\n  constexpr int kQuads", "constexpr int kQuads"),
-    Mutation("int4_mma", "tokens read too early", "wait<Config::kStages - 2>", "wait<Config::kStages - 1>"),
+    Mutation("int4_mma", "tokens read too early", "wait<Config::kStages - 2>", "wait<Config::kStages - 1>",
+             file=_RING),
     Mutation("int4_mma", "codes beyond the last tile", "i == 0 || k + i * kPackedTileK < rows", "true"),
-    Mutation("int4_mma", "a stage filled that is being read", "if (next == 1) s_piece -=", "if (next == 0) s_piece -="),
-    Mutation("int4_mma", "tokens past the end of K", "if (left >= kVectorElems)", "if (true)"),
-    Mutation("int4_mma", "units past the end of a part", "k + (Config::kStages - 1) * kCta.k < end",
-             "k + Config::kStages * kCta.k < end"),
+    Mutation("int4_mma", "a stage filled that is being read", "next == 0 ? Config::kStages - 1 : next - 1", "next",
+             file=_RING),
+    Mutation("int4_mma", "codes of the same unit again", "k + kCta.k, kFarther)", "k + kCta.k, 0)"),
+    Mutation("int4_mma", "tokens past the end of K", "if (left >= kTokenVectorElems)", "if (true)", file=_RING),
+    Mutation("int4_mma", "units past the end of a part", "if (k < end) {\n      char* s_to",
+             "if (k + Config::kCtaTile.k < end) {\n      char* s_to", file=_RING),
     Mutation("int4_mma", "the first row's place for all", "if (!one_row) {", "if (false) {"),
     Mutation("int4_mma", "sums of one warp forgotten", "w < Config::kWarpsK;", "w < Config::kWarpsK - 1;"),
-    Mutation("int4_mma", "columns beyond N", "if (column >= columns.count) continue;", "", file=_PACKED),
+    Mutation("int4_mma", "groups of columns beyond N", "octet() < columns ? octet()", "true ? octet()", file=_GROUPS),
+    Mutation("int4_mma", "columns beyond N", "column < columns ? column", "true ? column", file=_GROUPS),
+    Mutation("int4_mma", "rows of groups that begin between vectors", "p.N % GroupParameters::kOctet != 0", "false"),
     Mutation("int4_mma", "codes of the upper half byte 16 times", "kSixteenth, minus[1]", "kOnce, minus[1]",
              file=_PACKED),
-    Mutation("int4_mma", "scales of another column", "value % kSharers, kSharers);", "value % 2, kSharers);",
-             file=_PACKED),
-    Mutation("int4_mma", "zero points of the first group for all", "const uint32_t own = zeros[value / kSharers];",
-             "const uint32_t own = zeros[0];", file=_PACKED),
-    Mutation("int4_mma", "scales of the first group for all", "segment : 0) * kRows;", "0 : 0) * kRows;",
-             file=_PACKED),
+    Mutation("int4_mma", "scales of another column", "kStagesScales ? s_groups.scales[segment][column",
+             "kStagesScales ? s_groups.scales[segment][4 ^ column", file=_GROUPS),
+    Mutation("int4_mma", "zero points of the first group for all", "s_groups.zeros[segment][", "s_groups.zeros[0][",
+             file=_GROUPS),
+    Mutation("int4_mma", "scales of the first group for all", "group_at(all, k, segment() * kRows, rows)",
+             "group_at(all, k, 0, rows)", file=_GROUPS),
     Mutation("int4_mma", "registers of codes swapped", "0f000f>(pair, kBase), offset)", "0f000f>(word, kBase), offset)",
              file=_PACKED),
     Mutation("int4_mma", "sums of bfloat16 codes not multiplied", "sums[r][t][i] * CodePairs<T>::kFactor",
