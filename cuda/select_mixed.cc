@@ -11,9 +11,9 @@
 // The constants were fitted to measurements of both families on an H200 in bfloat16 (tests/chooser_times_mixed.json),
 // those of DRAM apart, which were kept, so that the choices are good. With groups of 128, of the benchmarks' seven
 // matrices with 1 to 4096 tokens, they take 0.8 % longer than the best on average, and at most 15 % (384 tokens,
-// 6144 x 4096); with other groups and zero points, of four of the matrices, 1.0 % and at most 10 % (64 tokens,
-// 10240 x 8192, groups of 32). Times up to twice the best (int4_mma: 1.6 times) are met within 8.2 % (7.7 %), root mean
-// square.
+// 6144 x 4096); with other groups and zero points, of four of the matrices, 0.9 % and at most 11 % (4 tokens,
+// 8192 x 28672, groups of 32); those of int4_mma alone 1.7 %. Times up to twice the best (int4_mma: 1.6 times) are met
+// within 8.3 % (7.8 %), root mean square.
 #include "select_mixed.h"
 
 #include <algorithm>
@@ -62,45 +62,45 @@ struct Rates {
   // rows have; and with zero points that are not all in the middle. All that is hidden where warpgroups share k-tiles.
   double of_unscaled = 0.0, of_part, of_zeros;
 };
-constexpr Rates kMma = {.weight_us = 2.86303e-9,
-                        .token_us = 9.922e-7,
-                        .latency_us = 0.77584,
-                        .latency_of_work = 0.930106,
+constexpr Rates kMma = {.weight_us = 5.65534e-6,
+                        .token_us = 2.52097e-7,
+                        .latency_us = 0.00749401,
+                        .latency_of_work = 1.72046,
                         .dram_bytes_per_us = 6.04e6,
-                        .l2_bytes_per_us = 5.02016e6,
-                        .launch_us = 2.0947,
-                        .cta_us = 0.930787,
-                        .split_us = 2.7129,
-                        .partial_element_us = 6.99608e-8,
-                        .of_part = 0.248195,
-                        .of_zeros = 0.412849};
-constexpr Rates kWgmma = {.weight_us = 1.03178e-5,
-                          .token_us = 2.57114e-7,
-                          .outside_us = 1.53318e-5,
-                          .latency_us = 0.11337,
-                          .latency_of_work = 0.802238,
-                          .ring_us = 1.64103,
+                        .l2_bytes_per_us = 5.14534e6,
+                        .launch_us = 2.36809,
+                        .cta_us = 0.761629,
+                        .split_us = 2.42018,
+                        .partial_element_us = 2.55899e-6,
+                        .of_part = 0.283851,
+                        .of_zeros = 0.460909};
+constexpr Rates kWgmma = {.weight_us = 1.01979e-5,
+                          .token_us = 2.47001e-7,
+                          .outside_us = 1.53355e-5,
+                          .latency_us = 0.17405,
+                          .latency_of_work = 0.742369,
+                          .ring_us = 1.58815,
                           .dram_bytes_per_us = 5.31e6,
-                          .l2_bytes_per_us = 9.2886e6,
-                          .l2_power = 0.102237,
-                          .launch_us = 2.10498,
-                          .cta_us = 2.27918e-5,
-                          .tile_element_us = 0.000161611,
-                          .stored_element_us = 0.000216533,
-                          .split_us = 1.52268,
-                          .split_cta_us = 0.229047,
-                          .partial_element_us = 7.22968e-5,
-                          .parked_element_us = 0.000191398,
-                          .halves_us = 1.25169,
-                          .gathered_element_us = 8.97286e-5,
-                          .shared_latency = 0.62617,
-                          .shared_work = 1.07992,
-                          .stream_us = 4.22116,
-                          .streamed_element_us = 2.34589e-5,
-                          .turns_l2 = 0.84104,
-                          .of_unscaled = 0.172831,
-                          .of_part = 0.0467787,
-                          .of_zeros = 0.0477326};
+                          .l2_bytes_per_us = 8.75778e6,
+                          .l2_power = 0.0891808,
+                          .launch_us = 2.34902,
+                          .cta_us = 6.95005e-6,
+                          .tile_element_us = 0.000145331,
+                          .stored_element_us = 0.000188968,
+                          .split_us = 0.937669,
+                          .split_cta_us = 0.303853,
+                          .partial_element_us = 7.62035e-5,
+                          .parked_element_us = 0.00020363,
+                          .halves_us = 0.947159,
+                          .gathered_element_us = 0.000117707,
+                          .shared_latency = 0.383491,
+                          .shared_work = 1.10217,
+                          .stream_us = 6.74396,
+                          .streamed_element_us = 4.80993e-6,
+                          .turns_l2 = 0.737934,
+                          .of_unscaled = 0.180378,
+                          .of_part = 0.0523561,
+                          .of_zeros = 0.0240001};
 
 // What is the same for both families.
 struct Costs {
