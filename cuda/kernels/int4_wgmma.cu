@@ -184,9 +184,10 @@ __device__ int rank_in_stream(Pipeline& pipeline) {
   }
 }
 
-// kSegments: see CodesMainloop. kStream: whether CTAs are a stream, perhaps of whole tiles alone, which TMA stores:
-// others should not have to step over what it needs, as the kernel's code is not in the caches when it begins.
-template <class Config, class T, bool kZeros, int kSegments, bool kStream>
+// kSegments, kSameScales: see CodesMainloop. kStream: whether CTAs are a stream, perhaps of whole tiles alone, which
+// TMA stores: others should not have to step over what it needs, as the kernel's code is not in the caches when it
+// begins.
+template <class Config, class T, bool kZeros, int kSegments, bool kSameScales, bool kStream>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     int4_wgmma_kernel(const __grid_constant__ Maps<Config> maps, const __grid_constant__ Work work,
                       const __grid_constant__ Epilogue epilogue, int64_t M, int64_t N) {
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       }
     }
     const int warpgroup = warp / kWarpsOfGroup, in_tile = warpgroup % Config::kTogether;
-    using Loop = sm90::CodesMainloop<Config, T, kZeros, kSegments>;
+    using Loop = sm90::CodesMainloop<Config, T, kZeros, kSegments, kSameScales>;
     const Loop loop(in_tile, work.scale_dtype);
     sm90::CodesRing ring;
     int turn = 0, rank = 0, brought = 0;  // the latter: k-tiles before
@@ -398,8 +399,8 @@ std::string launch(const GemmArgs& args) {
       if (std::string error = encode_tensor_map(maps.out, box); !error.empty()) return error;
     }
   }
-  const auto launch_as = [&]<class T, bool kZeros, int kSegments, bool kStream>() {
-    const auto kernel = int4_wgmma_kernel<Config, T, kZeros, kSegments, kStream>;
+  const auto launch_as = [&]<class T, bool kZeros, int kSegments, bool kSameScales, bool kStream>() {
+    const auto kernel = int4_wgmma_kernel<Config, T, kZeros, kSegments, kSameScales, kStream>;
     constexpr int kSmemBytes = describe<Config>().smem_bytes;
     const int splits = static_cast<int>(p.split.splits), cluster_ctas = kStream ? 1 : splits;
     int64_t clusters = 0, ctas = splits, whole = p.split.whole;
@@ -432,9 +433,12 @@ std::string launch(const GemmArgs& args) {
   };
   const auto launch_for = [&]<class T, bool kZeros, int kSegments>() {
     if constexpr (Config::kStreamK) {
-      if (streams_k(p.split) || stores) return launch_as.template operator()<T, kZeros, kSegments, true>();
+      if (streams_k(p.split) || stores) return launch_as.template operator()<T, kZeros, kSegments, false, true>();
     }
-    return launch_as.template operator()<T, kZeros, kSegments, false>();
+    if constexpr (sm90::knows_scales<Config>(kSegments)) {
+      if (p.codes.scale_dtype == p.lhs_dtype) return launch_as.template operator()<T, kZeros, kSegments, true, false>();
+    }
+    return launch_as.template operator()<T, kZeros, kSegments, false, false>();
   };
   const auto launch_with = [&]<class T, bool kZeros>() {
     if (segments == 1) return launch_for.template operator()<T, kZeros, 1>();

@@ -29,8 +29,15 @@ struct CodesRing {
   __device__ int last(int stages) const { return (stage == 0 ? stages : stage) - 1; }
 };
 
-// kSegments: groups that a k-tile has, whose scales are then different.
-template <class Config, class T, bool kZeros, int kSegments>
+// Whether there is a kernel that knows scales to be of the tokens' dtype, beside one that asks: where warpgroups share
+// k-tiles and sums are scaled for several groups, converting scales is a third of what the groups cost.
+template <class Config>
+constexpr bool knows_scales(int segments) {
+  return Config::kSharers > 1 && segments > 1 && scales_sums(Config::kWarpTile, segments);
+}
+
+// kSegments: groups that a k-tile has, whose scales are then different. kSameScales: whether these are of dtype T.
+template <class Config, class T, bool kZeros, int kSegments, bool kSameScales>
 struct CodesMainloop {
   static constexpr int kTokens = Config::kCtaTile.m, kRegisters = kTokens / 2, kBlocks = Config::kBlocks;
   // A k-tile is multiplied in parts: while the tensor cores work on one, the fragments of the next are made.
@@ -73,6 +80,8 @@ struct CodesMainloop {
     return tile * kPackedTileN + thread() / 8 % 2 * kColumnDistance + thread() / 16 % kBlocks * ptx::kWgmmaM;
   }
   __device__ float to_float(uint32_t bits) const {
+    if constexpr (kSameScales && std::is_same_v<T, __nv_bfloat16>) return __uint_as_float(bits << 16);
+    if constexpr (kSameScales) return __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
     if constexpr (kMatrixOfScales) return ptx::widen(bits, scale_dtype == DType::kF16);
     const auto half = static_cast<uint16_t>(bits);
     const float wide = __half2float(__ushort_as_half(half)), bfloat = __bfloat162float(__ushort_as_bfloat16(half));
