@@ -14,7 +14,6 @@ PARTS_OF_BLOCK = 2  # int4_wgmma multiplies a k-tile in so many groups of wgmmas
 WARP_COLUMNS = 16  # of a block
 WORD_BYTES = 4  # of a lane's codes of a step
 WARPGROUP = 128
-MOST_TOKENS_OF_SEVERAL_SUMS = 16  # that int4_wgmma scales, not weights, of several groups of a k-tile
 
 
 def bfloat16(instance: Instance) -> bool:
@@ -78,16 +77,15 @@ def int4_wgmma(instance: Instance) -> Expectation:
 
 def instances_of(info: Any) -> int:
     """For each dtype of x, sizes of groups, and with zero points or without; float32 scales in one way. Twice where all
-    CTAs may share K. int4_mma leaves out what would spill registers. Where warpgroups share k-tiles and scale sums of
-    several groups, of which there are at most as many as eights of a warp's columns, there is one more for scales of
-    the dtype of x.
+    CTAs may share K. int4_mma leaves out what would spill registers. Where int4_wgmma scales sums of several groups,
+    and warpgroups share k-tiles or have several blocks of columns, there is one more for scales of the dtype of x.
     """
     dtypes = len({lhs for lhs, _, _ in info.dtypes})
     rows = info.cta_tile[2] if info.tma else info.warp_tile[2]
     sizes = (rows // info.group_multiple).bit_length()
     instances = 2 * sizes
-    if info.config.endswith("_shared") and info.cta_tile[0] <= MOST_TOKENS_OF_SEVERAL_SUMS:
-        instances += 2 * sum(2**i <= info.warp_tile[1] // 8 for i in range(1, sizes))
+    if info.tma and (info.config.endswith("_shared") or info.warp_tile[1] > WARP_COLUMNS):
+        instances += 2 * sum(_core.scales_sums(*info.warp_tile[:2], 2**i) for i in range(1, sizes))
     if not info.tma:
         tokens = info.warp_tile[0]
         instances += 1 - (tokens > MMA_N) - (tokens > 2 * MMA_N)

@@ -10,6 +10,7 @@
 
 #include "gemm.h"
 #include "gemm_ffi.h"
+#include "select_mixed.h"
 #include "source_hash.h"
 #include "view.h"
 
@@ -187,6 +188,12 @@ NB_MODULE(_core, m) {
   m.attr("MOST_MIXED_CLUSTER_SPLITS") = kMostMixedClusterSplits;
   m.attr("PACKED_TILE_N") = kPackedTileN;
   m.attr("MOST_ZERO") = kMostZero;
+  m.def(
+      "scales_sums",
+      [](int tokens, int columns, int groups) { return scales_sums({tokens, columns, kPackedTileK}, groups); },
+      "tokens"_a, "columns"_a, "groups"_a,
+      "Whether int4_wgmma with warp tiles of tokens x columns scales sums, not weights, of so many groups to a "
+      "k-tile.");
   m.def(
       "why_not", [](std::string_view full_name, const Problem& p) { return why_not(find_or_throw(full_name), p); },
       "name"_a, "problem"_a, "'' if the kernel can run the problem, else the sentence that says why not.");

@@ -1,10 +1,10 @@
 // int4_wgmma: 4-bit weights on Hopper's tensor cores.
 //
-// What is new against int4_mma: one warp brings tokens, packed codes, scales and zero points into a ring of stages by
-// TMA, and warpgroups of consumers multiply. Again the weights are A, whose rows are columns of rhs, and come from
-// registers, which is the one way into wgmma that leaves time to make numbers of codes: the fragments of the next rows
-// are made while the tensor cores work on the last ones (mainloop/sm90_codes.cuh). Tokens are B, of any number that is
-// a multiple of 8. CTAs stay and take tile after tile: the ring fills while sums are written
+// What is new against int4_mma: one warp, or two in turns, bring tokens, packed codes, scales and zero points into a
+// ring of stages by TMA, and warpgroups of consumers multiply. Again the weights are A, whose rows are columns of rhs,
+// and come from registers, which is the one way into wgmma that leaves time to make numbers of codes: the fragments of
+// the next rows are made while the tensor cores work on the last ones (mainloop/sm90_codes.cuh). Tokens are B, of any
+// number that is a multiple of 8. CTAs stay and take tile after tile: the ring fills while sums are written
 // (epilogue/turned_sums.cuh), or the next tile is multiplied while TMA stores them (epilogue/stored_tiles.cuh). Of few
 // tokens several warpgroups share the k-tiles of the same columns (epilogue/gathered_sums.cuh). Where tiles are few, or
 // no multiple of the CTAs, those of a cluster, or all together, have equal parts of the K of all of its tiles
@@ -87,7 +87,9 @@ struct TileConfig {
   static constexpr int kProducerRegisters = CONSUMERS > 2 ? 32 : 40, kConsumerRegisters = CONSUMERS > 2 ? 112 : 232;
   static constexpr int kConsumerThreads = CONSUMERS * kWarpgroup;
   static constexpr int kTileThreads = kTogether * kWarpgroup;  // who has a tile's sums in the end
-  static constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? kWarpgroup : kWarp);
+  // Warps whose k-tiles are brought in turns: sharers are faster than one that issues all copies.
+  static constexpr int kProducers = SHARERS > 1 ? 2 : 1;
+  static constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? kWarpgroup : kProducers * kWarp);
   // What is taken has been given back: the CTA has no more than it began with.
   static_assert(!kMovesRegisters || CONSUMERS * kConsumerRegisters + kProducerRegisters <=
                                         (CONSUMERS + 1) * (kRegisters / kThreads / 8 * 8));
@@ -278,14 +280,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   } else {  // ptxas puts this first: what begins first should not have to wait for instructions from afar
     if constexpr (Config::kMovesRegisters) ptx::register_dealloc<Config::kProducerRegisters>();
     constexpr int kProducerWarp = Config::kConsumerThreads / kWarp;
+    const int producer = warp - kProducerWarp;
     // Where several CTAs of a multiprocessor produce, or a k-tile takes long, the loops that elect_one() saves are
     // hidden, and the kernels were 1 to 3 % faster with them.
     const auto produces = [&] {
-      if constexpr (Config::kSharers > 1) return warp == kProducerWarp && ptx::elect_one();
+      if constexpr (Config::kSharers > 1) return producer < Config::kProducers && ptx::elect_one();
       return threadIdx.x == Config::kConsumerThreads;
     };
     const auto asked_rank = [&] { return rank_in_stream<kStream>(pipeline); };
-    if (produces()) {
+    const bool first = Config::kProducers == 1 || producer == 0;
+    if (first && produces()) {
       for (int i = 0; i < Config::kStages; ++i) {
         ptx::mbarrier_init(pipeline.full[i], 1);
         ptx::mbarrier_init(pipeline.empty[i], Config::kTogether * kWarpsOfGroup);
@@ -297,13 +301,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       ptx::fence_mbarrier_init();
     }
     __syncwarp();
-    ptx::barrier_arrive(kReady, Config::kThreads);
+    if (first || producer >= Config::kProducers) {  // who has initialised them, and who needs none, do not wait
+      ptx::barrier_arrive(kReady, Config::kThreads);
+    } else {
+      ptx::barrier_sync(kReady, Config::kThreads);
+    }
     if constexpr (kStream) {
       if (warp == kProducerWarp) ptx::barrier_arrive(kStorerReady, 2 * kWarp);
     }
     if (produces()) {
-      sm90::CodesProducer<Config, kZeros, kSegments, Maps<Config>, Work> producer(maps, work, smem, M);
-      const auto bring = [&](const ClusterShare::Part& part) { producer.bring(part); };
+      sm90::CodesProducer<Config, kZeros, kSegments, Maps<Config>, Work> producing(maps, work, smem, M, producer);
+      const auto bring = [&](const ClusterShare::Part& part) { producing.bring(part); };
       work.share.for_each<kStream>(bring, asked_rank);
     }
     if constexpr (kStream) {

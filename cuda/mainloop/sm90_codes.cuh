@@ -29,11 +29,12 @@ struct CodesRing {
   __device__ int last(int stages) const { return (stage == 0 ? stages : stage) - 1; }
 };
 
-// Whether there is a kernel that knows scales to be of the tokens' dtype, beside one that asks: where warpgroups share
-// k-tiles and sums are scaled for several groups, converting scales is a third of what the groups cost.
+// Whether there is a kernel that knows scales to be of the tokens' dtype, beside one that asks: where sums are scaled
+// for several groups, converting scales is a third of what the groups cost, if warpgroups share k-tiles or have two
+// blocks of columns.
 template <class Config>
 constexpr bool knows_scales(int segments) {
-  return Config::kSharers > 1 && segments > 1 && scales_sums(Config::kWarpTile, segments);
+  return (Config::kSharers > 1 || Config::kBlocks > 1) && segments > 1 && scales_sums(Config::kWarpTile, segments);
 }
 
 // kSegments: groups that a k-tile has, whose scales are then different. kSameScales: whether these are of dtype T.

@@ -1,4 +1,4 @@
-// What fills the ring that CodesMainloop (mainloop/sm90_codes.cuh) empties: one thread, by TMA.
+// What fills the ring that CodesMainloop (mainloop/sm90_codes.cuh) empties: a thread, or several in turns, by TMA.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,22 @@ namespace jaxgemm::sm90 {
 template <class Config, bool kZeros, int kSegments, class Maps, class Work>
 class CodesProducer {
  public:
-  __device__ CodesProducer(const Maps& maps, const Work& work, typename Config::SharedStorage& smem, int64_t M)
-      : maps_(maps), work_(work), smem_(smem), M_(M) {}
+  // `number`: of the producer, among Config::kProducers.
+  __device__ CodesProducer(const Maps& maps, const Work& work, typename Config::SharedStorage& smem, int64_t M,
+                           int number)
+      : maps_(maps), work_(work), smem_(smem), M_(M) {
+    if constexpr (Config::kProducers > 1) ring_.stage = next_ = number;
+  }
 
-  // The k-tiles of a part of a tile.
+  // The k-tiles of a part of a tile, those that are this producer's.
   __device__ void bring(const ClusterShare::Part& part) {
     const TileCoord tile = work_.share.grid.tile(part.tile);
     const int batch = static_cast<int>(tile.batch), row = static_cast<int>(tile.row), col = static_cast<int>(tile.col);
     const int tile_n = static_cast<int>(tile.batch * work_.tiles_n) + col / kPackedTileN;
     const int first_group = static_cast<int>(tile.batch * work_.groups);
+    int i = Config::kProducers == 1 ? 0 : next_;
 #pragma unroll 1
-    for (int i = 0; i < part.count; ++i) {
+    for (; i < part.count; i += Config::kProducers) {
       const int k = (part.k_tile + i) * Config::kCtaTile.k;
       auto& stage = smem_.stages[ring_.stage];
       auto& full = smem_.pipeline.full[ring_.stage];
@@ -46,8 +51,9 @@ class CodesProducer {
                            row + first < M_ ? row + first : row, batch);
         }
       }
-      ring_.advance(Config::kStages);
+      ring_.template advance<Config::kProducers>(Config::kStages);
     }
+    if constexpr (Config::kProducers > 1) next_ = i - part.count;
   }
 
  private:
@@ -58,6 +64,9 @@ class CodesProducer {
   const Work& work_;
   typename Config::SharedStorage& smem_;
   const int64_t M_;
+  // A stage is always the same producer's, as it is the same sharer's.
+  static_assert(Config::kStages % Config::kProducers == 0);
+  int next_ = 0;  // its first k-tile of the next part
   CodesRing ring_;
 };
 
