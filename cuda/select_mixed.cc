@@ -9,11 +9,11 @@
 //   where K is split, adding up: within a cluster, or with a second kernel and the traffic of partial sums; or in a
 //     stream of all CTAs, each after the one before.
 // The constants were fitted to measurements of both families on an H200 in bfloat16 (tests/chooser_times_mixed.json),
-// those of DRAM apart, which were kept, so that the choices are good. With groups of 128, of the benchmarks' seven
-// matrices with 1 to 4096 tokens, they take 0.8 % longer than the best on average, and at most 15 % (384 tokens,
-// 6144 x 4096); with other groups and zero points, of four of the matrices, 0.9 % and at most 11 % (4 tokens,
-// 8192 x 28672, groups of 32); those of int4_mma alone 1.7 %. Times up to twice the best (int4_mma: 1.6 times) are met
-// within 8.3 % (7.8 %), root mean square.
+// those of DRAM apart, which were kept, so that the choices are good, for few tokens above all. With groups of 128, of
+// the benchmarks' seven matrices with 1 to 4096 tokens, they take 1.0 % longer than the best on average, 0.6 % with up
+// to 16 tokens, and at most 15 % (384 tokens, 6144 x 4096); with other groups and zero points, of four of the matrices,
+// 0.5 % and at most 6 %; those of int4_mma alone 1.5 %. Times up to twice the best (int4_mma: 1.6 times) are met within
+// 8.7 % (7.8 %), root mean square.
 #include "select_mixed.h"
 
 #include <algorithm>
@@ -62,45 +62,45 @@ struct Rates {
   // rows have; and with zero points that are not all in the middle. All that is hidden where warpgroups share k-tiles.
   double of_unscaled = 0.0, of_part, of_zeros;
 };
-constexpr Rates kMma = {.weight_us = 4.09895e-6,
-                        .token_us = 1.66779e-7,
-                        .latency_us = 0.0422657,
-                        .latency_of_work = 2.2571,
+constexpr Rates kMma = {.weight_us = 6.90582e-6,
+                        .token_us = 2.11354e-7,
+                        .latency_us = 0.00915246,
+                        .latency_of_work = 1.65248,
                         .dram_bytes_per_us = 6.04e6,
-                        .l2_bytes_per_us = 5.15774e6,
-                        .launch_us = 2.76508,
-                        .cta_us = 0.614129,
-                        .split_us = 2.42292,
-                        .partial_element_us = 1.60724e-6,
-                        .of_part = 0.1965,
-                        .of_zeros = 0.60003};
-constexpr Rates kWgmma = {.weight_us = 1.09502e-5,
-                          .token_us = 2.58801e-7,
-                          .outside_us = 1.23904e-5,
-                          .latency_us = 0.210674,
-                          .latency_of_work = 0.61644,
-                          .ring_us = 1.58052,
+                        .l2_bytes_per_us = 5.17844e6,
+                        .launch_us = 2.42266,
+                        .cta_us = 0.982205,
+                        .split_us = 2.05968,
+                        .partial_element_us = 1.72012e-6,
+                        .of_part = 0.157383,
+                        .of_zeros = 0.158072};
+constexpr Rates kWgmma = {.weight_us = 1.1364e-5,
+                          .token_us = 2.55738e-7,
+                          .outside_us = 1.22815e-5,
+                          .latency_us = 0.203394,
+                          .latency_of_work = 0.653603,
+                          .ring_us = 1.58878,
                           .dram_bytes_per_us = 5.31e6,
-                          .l2_bytes_per_us = 9.81274e6,
-                          .l2_power = 0.00791592,
-                          .launch_us = 2.74012,
-                          .cta_us = 9.07468e-10,
-                          .tile_element_us = 0.000217528,
-                          .stored_element_us = 4.08943e-5,
-                          .split_us = 0.0228037,
-                          .split_cta_us = 0.416355,
-                          .partial_element_us = 4.77816e-5,
-                          .parked_element_us = 0.000180885,
-                          .halves_us = 0.768867,
-                          .gathered_element_us = 2.80855e-5,
-                          .shared_latency = 0.338159,
-                          .shared_work = 1.04026,
-                          .stream_us = 1.48065,
-                          .streamed_element_us = 4.79403e-5,
-                          .turns_l2 = 0.590128,
-                          .of_unscaled = 0.391964,
-                          .of_part = 0.000265003,
-                          .of_zeros = 0.00106369};
+                          .l2_bytes_per_us = 1.06014e7,
+                          .l2_power = 0.00195077,
+                          .launch_us = 2.5697,
+                          .cta_us = 1.88768e-6,
+                          .tile_element_us = 0.000211099,
+                          .stored_element_us = 6.92988e-5,
+                          .split_us = 0.261038,
+                          .split_cta_us = 0.373468,
+                          .partial_element_us = 5.23486e-5,
+                          .parked_element_us = 0.000149839,
+                          .halves_us = 0.793114,
+                          .gathered_element_us = 0.000110178,
+                          .shared_latency = 0.329893,
+                          .shared_work = 1.016,
+                          .stream_us = 2.20771,
+                          .streamed_element_us = 4.23884e-5,
+                          .turns_l2 = 0.73045,
+                          .of_unscaled = 4.19165,
+                          .of_part = 0.000980614,
+                          .of_zeros = 0.00518489};
 
 // What is the same for both families.
 struct Costs {
