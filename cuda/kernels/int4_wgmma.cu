@@ -45,8 +45,9 @@ namespace {
 constexpr int kWarpgroup = ptx::kWarpgroupThreads, kWarp = 32, kWarpsOfGroup = kWarpgroup / kWarp;
 constexpr int kRegisters = 65536;  // of a multiprocessor
 // Named barriers, after that of ParkedSums: the pipeline's barriers are initialised, for all and for who stores tiles;
-// the first of StoredTiles; those of GatheredSums, where no tiles are stored.
-constexpr int kReady = 2, kStorerReady = 3, kStored = 4, kLeft = 3, kTaken = 4;
+// the first of StoredTiles; where no tiles are stored, those of GatheredSums, and for the producers that initialise
+// nothing. At each, synccheck wants one instruction that waits.
+constexpr int kReady = 2, kStorerReady = 3, kStored = 4, kLeft = 3, kTaken = 4, kProducersReady = 5;
 
 // CONSUMERS warpgroups have BLOCKS times 64 columns each, which takes fewer instructions for each column, and more
 // registers. A k-tile has HALVES times 64 rows. CTAS: as in int4_mma.
@@ -288,8 +289,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       return threadIdx.x == Config::kConsumerThreads;
     };
     const auto asked_rank = [&] { return rank_in_stream<kStream>(pipeline); };
-    const bool first = Config::kProducers == 1 || producer == 0;
-    if (first && produces()) {
+    if ((Config::kProducers == 1 || producer == 0) && produces()) {
       for (int i = 0; i < Config::kStages; ++i) {
         ptx::mbarrier_init(pipeline.full[i], 1);
         ptx::mbarrier_init(pipeline.empty[i], Config::kTogether * kWarpsOfGroup);
@@ -301,10 +301,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       ptx::fence_mbarrier_init();
     }
     __syncwarp();
-    if (first || producer >= Config::kProducers) {  // who has initialised them, and who needs none, do not wait
-      ptx::barrier_arrive(kReady, Config::kThreads);
-    } else {
-      ptx::barrier_sync(kReady, Config::kThreads);
+    ptx::barrier_arrive(kReady, Config::kThreads);
+    if constexpr (Config::kProducers > 1) {
+      if (producer == 0) ptx::barrier_arrive(kProducersReady, Config::kProducers * kWarp);
+      if (producer > 0 && producer < Config::kProducers) {
+        ptx::barrier_sync(kProducersReady, Config::kProducers * kWarp);
+      }
     }
     if constexpr (kStream) {
       if (warp == kProducerWarp) ptx::barrier_arrive(kStorerReady, 2 * kWarp);
