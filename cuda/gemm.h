@@ -108,6 +108,8 @@ struct Problem {
   bool empty() const { return batch == 0 || M == 0 || N == 0; }
 };
 
+inline constexpr int kWarpSize = 32;
+
 struct Tile {
   int m, n, k;
   bool operator==(const Tile&) const = default;
@@ -138,7 +140,7 @@ struct KernelInfo {
   int bits;             // of the codes of rhs; 0: takes no quantised rhs
   int group_multiple;   // takes groups of a multiple of so many rows, or of all rows
   int resident_ctas;    // that fit a multiprocessor, if the Config says so; else 1
-  int k_sharers;        // warpgroups of a CTA that take k-tiles of the same columns in turns
+  int k_sharers;        // parts of a CTA that take k-tiles of the same columns in turns
 };
 
 struct GemmArgs {

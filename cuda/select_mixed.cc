@@ -22,8 +22,6 @@
 namespace jaxgemm {
 namespace {
 
-constexpr int kWarpThreads = 32;
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What cudaOccupancyMaxActiveClusters says of an H200, by CTAs to a multiprocessor, and CTAs of a cluster, which has to
@@ -127,7 +125,7 @@ struct Costs {
     const double work = (1.0 + more) * static_cast<double>(info.cta_tile.n) * info.cta_tile.k *
                             (rates.weight_us + rates.token_us * info.cta_tile.m) +
                         (info.k_sharers > 1 ? 0.0 : rates.outside_us * outside * info.cta_tile.k);
-    const double of_warp = info.tma ? work : work * kWarps * kWarpThreads / info.threads;
+    const double of_warp = info.tma ? work : work * kWarps * kWarpSize / info.threads;
     const double latency = rates.latency_us + rates.latency_of_work * of_warp;
     const double sharers = info.k_sharers;  // of which each is in the others' way
     return std::max({static_cast<double>(side_by_side) * work * (info.k_sharers > 1 ? rates.shared_work : 1.0),

@@ -14,8 +14,7 @@ namespace jaxgemm {
 // kFirstBarrier: of one named barrier and one more for each stage.
 template <class Config, int kFirstBarrier>
 class StoredTiles {
-  static constexpr int kWarp = 32, kConsumers = Config::kConsumerThreads, kAllRead = kFirstBarrier,
-                       kLaidDown = kFirstBarrier + 1;
+  static constexpr int kConsumers = Config::kConsumerThreads, kAllRead = kFirstBarrier, kLaidDown = kFirstBarrier + 1;
   static constexpr int kWarpgroupCols = ptx::kWgmmaM;  // as many of 16 bits as the tokens' rows have bytes for
   static_assert(kWarpgroupCols * 2 == Config::kRowBytes && Config::kHalves == Config::kTogether && Config::kBlocks == 1,
                 "each warpgroup's columns fit where half of the tokens were");
@@ -30,7 +29,7 @@ class StoredTiles {
     ptx::barrier_sync(kAllRead, kConsumers);
     turned.lay_down(sums, stage.tokens[in_tile]);
     ptx::fence_proxy_async();
-    ptx::barrier_arrive(kLaidDown + index, kConsumers + kWarp);
+    ptx::barrier_arrive(kLaidDown + index, kConsumers + kWarpSize);
   }
 
   // By one warp: what the CTA's consumers lay down. rank(): as ClusterShare::for_each() asks for it.
@@ -49,8 +48,8 @@ class StoredTiles {
  private:
   __device__ static void store(const CUtensorMap& map, const typename Config::Stage& stage, int index,
                                ptx::Mbarrier& empty, const TileCoord& tile, int64_t M) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    ptx::barrier_sync(kLaidDown + index, kConsumers + kWarp);
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    ptx::barrier_sync(kLaidDown + index, kConsumers + kWarpSize);
     if (lane == 0) {
       const int batch = static_cast<int>(tile.batch), row = static_cast<int>(tile.row),
                 col = static_cast<int>(tile.col);
@@ -67,7 +66,7 @@ class StoredTiles {
       ptx::tma_wait_group_read<0>();
     }
     __syncwarp();
-    if (lane < kConsumers / kWarp) ptx::mbarrier_arrive(empty);  // in place of the consumers' warps
+    if (lane < kConsumers / kWarpSize) ptx::mbarrier_arrive(empty);  // in place of the consumers' warps
   }
 };
 

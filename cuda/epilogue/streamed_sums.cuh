@@ -13,7 +13,7 @@ namespace jaxgemm {
 // In the workspace: what the CTAs leave, by rank, and words that are 0 before the kernel begins.
 template <class Config>
 class StreamedSums {
-  static constexpr int kWarp = 32, kWarps = Config::kConsumerThreads / kWarp;
+  static constexpr int kWarps = Config::kConsumerThreads / kWarpSize;
 
  public:
   static constexpr int kElements = Config::kCtaTile.m * Config::kCtaTile.n;
@@ -37,7 +37,7 @@ class StreamedSums {
       to[i / 4 * Config::kConsumerThreads] = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
     }
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) ptx::raise_flag(flag(rank));
+    if (threadIdx.x % kWarpSize == 0) ptx::raise_flag(flag(rank));
   }
 
   // sums += what the CTA of this rank left.
@@ -57,7 +57,7 @@ class StreamedSums {
 
  private:
   __device__ float* part(int rank) const { return sums_ + static_cast<int64_t>(rank) * kElements + threadIdx.x * 4; }
-  __device__ unsigned* flag(int rank) const { return words_ + 1 + rank * kWarps + threadIdx.x / kWarp; }
+  __device__ unsigned* flag(int rank) const { return words_ + 1 + rank * kWarps + threadIdx.x / kWarpSize; }
 
   float* sums_;
   unsigned* words_;

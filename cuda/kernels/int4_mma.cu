@@ -31,7 +31,7 @@
 namespace jaxgemm {
 namespace {
 
-constexpr int kWarpSize = 32, kMmaM = 16, kMmaN = 8, kMmaK = 16;
+constexpr int kMmaM = 16, kMmaN = 8, kMmaK = 16;
 constexpr int kVectorBytes = kTokenVectorBytes, kVectorElems = kVectorBytes / 2;
 
 // A warp multiplies ROW_TILES x 16 columns of rhs by all tokens of the CTA, a unit of UNIT x 64 rows at a time. CTAS:
@@ -39,10 +39,7 @@ constexpr int kVectorBytes = kTokenVectorBytes, kVectorElems = kVectorBytes / 2;
 template <int TOKENS, int ROW_TILES, int WARPS_N, int WARPS_K, int STAGES, int CTAS, int UNIT, int GROUP = 32>
 struct TileConfig {
   static constexpr std::string_view kFamily = "int4_mma";
-  static constexpr std::array<DTypes, 4> kDTypes = {{{DType::kF16, DType::kF16, DType::kF16},
-                                                     {DType::kBF16, DType::kBF16, DType::kBF16},
-                                                     {DType::kF16, DType::kF16, DType::kF32},
-                                                     {DType::kBF16, DType::kBF16, DType::kF32}}};
+  static constexpr auto kDTypes = kMixedDTypes;
   static constexpr bool kSplitK = true;
   static constexpr int kBits = 4, kGroupMultiple = GROUP, kRowTiles = ROW_TILES, kCtas = CTAS;
   static constexpr int kWarpsN = WARPS_N, kWarpsK = WARPS_K, kThreads = WARPS_N * WARPS_K * kWarpSize;

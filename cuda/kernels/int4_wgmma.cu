@@ -25,6 +25,7 @@
 #include "epilogue/turned_sums.cuh"
 #include "launch.cuh"
 #include "mainloop/sm90_codes.cuh"
+#include "mainloop/sm90_codes_config.cuh"
 #include "mainloop/sm90_codes_producer.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/elect.cuh"
@@ -34,6 +35,7 @@
 #include "ptx/tma.cuh"
 #include "select_mixed.h"
 #include "tile/cluster_share.cuh"
+#include "tile/packed_boxes.h"
 #include "tile/split_k.h"
 #include "tile/tensor_map.h"
 #include "tile/tma_operand.h"
@@ -42,88 +44,8 @@
 namespace jaxgemm {
 namespace {
 
-constexpr int kWarpgroup = ptx::kWarpgroupThreads, kWarp = 32, kWarpsOfGroup = kWarpgroup / kWarp;
-constexpr int kRegisters = 65536;  // of a multiprocessor
-// Named barriers, after that of ParkedSums: the pipeline's barriers are initialised, for all and for who stores tiles;
-// the first of StoredTiles; where no tiles are stored, those of GatheredSums, and for the producers that initialise
-// nothing. At each, synccheck wants one instruction that waits.
-constexpr int kReady = 2, kStorerReady = 3, kStored = 4, kLeft = 3, kTaken = 4, kProducersReady = 5;
-
-// CONSUMERS warpgroups have BLOCKS times 64 columns each, which takes fewer instructions for each column, and more
-// registers. A k-tile has HALVES times 64 rows. CTAS: as in int4_mma.
-// SHARERS: so many of them have k-tiles of the same columns in turns, which are then all under way at once: of a tile
-// with few tokens a k-tile takes a warpgroup more time than work.
-// TURNS: a tile is one warpgroup's, which writes its sums while the other multiplies the next tile.
-template <int TOKENS, int CONSUMERS, int STAGES, int CTAS = 1, int HALVES = 2, int BLOCKS = 1, int SHARERS = 1,
-          bool TURNS = false>
-struct TileConfig {
-  static constexpr std::string_view kFamily = "int4_wgmma";
-  static constexpr std::array<DTypes, 4> kDTypes = {{{DType::kF16, DType::kF16, DType::kF16},
-                                                     {DType::kBF16, DType::kBF16, DType::kBF16},
-                                                     {DType::kF16, DType::kF16, DType::kF32},
-                                                     {DType::kBF16, DType::kBF16, DType::kF32}}};
-  static constexpr int kMinSm = 90, kMaxSm = 90, kBits = 4, kGroupMultiple = 32;
-  static_assert(!TURNS || CONSUMERS == 2);
-  static constexpr bool kTurns = TURNS, kSplitK = !TURNS, kTma = true;
-  // So many sums take long to compute: it pays to let all CTAs end at the same time.
-  static constexpr bool kStreamK = kSplitK && TOKENS >= 128 && CONSUMERS == 2 && SHARERS == 1;
-  // And to go on with the next tile while they are stored.
-  static constexpr bool kStoresTiles = kStreamK;
-  static constexpr bool kSwapsHalves = kSplitK && TOKENS >= kFewestTokensOfHalves;
-  static constexpr int kHalves = HALVES, kBlocks = BLOCKS, kParts = 2 * BLOCKS, kRowBytes = 128;
-  // TMA takes four times as long for a row outside of the tensor as for one inside. Tiles of many tokens come in boxes:
-  // one that has none of them brings those of the first box again.
-  static constexpr int kBoxRows = std::min(TOKENS, 128), kBoxes = TOKENS / kBoxRows;
-  static constexpr int kSharers = SHARERS;
-  // A stage is always the same sharer's: who comes back to it finds the phase that follows the one it knows.
-  static_assert(CONSUMERS % SHARERS == 0 && STAGES % SHARERS == 0 && (SHARERS == 1 || !TURNS));
-  static constexpr int kTogether = TURNS ? 1 : CONSUMERS / SHARERS;  // warpgroups that multiply a k-tile
-  static constexpr int kMostSegments = kHalves * kPackedTileK / kGroupMultiple;
-  static constexpr Tile kCtaTile = {TOKENS, kTogether * BLOCKS * ptx::kWgmmaM, kHalves * kPackedTileK};
-  static constexpr Tile kWarpTile = {TOKENS, BLOCKS * ptx::kWgmmaM / 4, kCtaTile.k};
-  static constexpr int kStages = STAGES, kCtas = CTAS;
-  // Warpgroups with many sums want more registers than a multiprocessor has for everybody: a whole warpgroup then
-  // produces, and gives its own away.
-  static constexpr bool kMovesRegisters = CTAS == 1 && ((CONSUMERS == 2 && SHARERS == 1) || TOKENS == 128);
-  static constexpr int kProducerRegisters = CONSUMERS > 2 ? 32 : 40, kConsumerRegisters = CONSUMERS > 2 ? 112 : 232;
-  static constexpr int kConsumerThreads = CONSUMERS * kWarpgroup;
-  static constexpr int kTileThreads = kTogether * kWarpgroup;  // who has a tile's sums in the end
-  // Warps whose k-tiles are brought in turns: sharers are faster than one that issues all copies.
-  static constexpr int kProducers = SHARERS > 1 ? 2 : 1;
-  static constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? kWarpgroup : kProducers * kWarp);
-  // What is taken has been given back: the CTA has no more than it began with.
-  static_assert(!kMovesRegisters || CONSUMERS * kConsumerRegisters + kProducerRegisters <=
-                                        (CONSUMERS + 1) * (kRegisters / kThreads / 8 * 8));
-
-  struct Stage {
-    alignas(1024) char tokens[kHalves][TOKENS * kRowBytes];
-    alignas(128) char codes[kCtaTile.n / kPackedTileN][kHalves * kPackedTileBytes];
-    alignas(128) uint16_t scales[kMostSegments][kCtaTile.n];
-    alignas(128) uint8_t zeros[kMostSegments][kCtaTile.n];
-  };
-  struct Ring {
-    alignas(8) ptx::Mbarrier full[STAGES], empty[STAGES];
-  };
-  struct TurnsRing : Ring {
-    ptx::Mbarrier seen[CONSUMERS];  // all k-tiles of a tile, by the warpgroup whose turn it was
-  };
-  struct StreamRing : Ring {
-    ptx::Mbarrier ranked;
-    int rank;
-  };
-  using Pipeline = std::conditional_t<TURNS, TurnsRing, std::conditional_t<kStreamK, StreamRing, Ring>>;
-  struct SharedStorage {
-    union {
-      Stage stages[STAGES];
-      // When the CTA has nothing more to multiply:
-      SumRows<kCtaTile.m, kCtaTile.n> sums;
-      LeftSums<TOKENS * BLOCKS / 16, kTileThreads> left;
-    };
-    [[no_unique_address]] GatheredSums<SHARERS, TOKENS * BLOCKS / 8, kTileThreads, kLeft, kTaken> gathered;
-    TurnedTile turned[kConsumerThreads / kWarp];
-    Pipeline pipeline;
-  };
-};
+constexpr int kWarpsOfGroup = ptx::kWarpgroupThreads / kWarpSize;
+using sm90::TileConfig;
 
 template <class Config>
 struct Shared : Config {
@@ -194,15 +116,15 @@ template <class Config, class T, bool kZeros, int kSegments, bool kSameScales, b
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     int4_wgmma_kernel(const __grid_constant__ Maps<Config> maps, const __grid_constant__ Work work,
                       const __grid_constant__ Epilogue epilogue, int64_t M, int64_t N) {
-  using Stored = StoredTiles<Config, kStored>;
+  using Stored = StoredTiles<Config, Config::kStored>;
   auto& smem = shared_storage<typename Config::SharedStorage>();
   auto& pipeline = smem.pipeline;
 
   // As the compiler sees it, the same for all lanes: what follows from it alone needs no vector registers.
-  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarp, 0);
-  if (warp < Config::kConsumerThreads / kWarp) {
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
+  if (warp < Config::kConsumerThreads / kWarpSize) {
     if constexpr (Config::kMovesRegisters) ptx::register_alloc<Config::kConsumerRegisters>();
-    ptx::barrier_sync(kReady, Config::kThreads);
+    ptx::barrier_sync(Config::kReady, Config::kThreads);
     if constexpr (kStream) {
       // The CTA's ticket, which is needed later, or never: the ring's first stages take longer to come.
       if (threadIdx.x == 0 && work.share.whole < work.share.tiles) {
@@ -236,7 +158,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       }
       loop.run(sums, smem, ring, k_tiles, stores, [&] {
         if constexpr (Config::kTurns) {
-          if (threadIdx.x % kWarp == 0) ptx::mbarrier_arrive(pipeline.seen[warpgroup]);
+          if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(pipeline.seen[warpgroup]);
         }
       });
       if constexpr (Config::kSharers > 1) {
@@ -256,7 +178,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
           } else {
             if constexpr (Config::kSwapsHalves) {
               if (in_halves) {
-                return SwappedHalves<Config, T>::write(sums, smem.left, smem.turned[threadIdx.x / kWarp],
+                return SwappedHalves<Config, T>::write(sums, smem.left, smem.turned[threadIdx.x / kWarpSize],
                                                        part.first ? 0 : 1, epilogue, tile, M, N);
               }
             }
@@ -269,7 +191,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
         const TurnedSums<T, Loop::kRegisters> turned(epilogue, tile, M, N);
         if (stores) return Stored::lay_down(turned, sums[0], smem.stages[stage], stage, in_tile);
       }
-      write_blocks<T>(sums, smem.turned[threadIdx.x / kWarp], epilogue, tile, M, N);
+      write_blocks<T>(sums, smem.turned[threadIdx.x / kWarpSize], epilogue, tile, M, N);
     };
     work.share.for_each<kStream>(compute, [&] { return rank = rank_in_stream<kStream>(pipeline); });
     if constexpr (Config::kSplitK && !kStream) {
@@ -280,7 +202,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     }
   } else {  // ptxas puts this first: what begins first should not have to wait for instructions from afar
     if constexpr (Config::kMovesRegisters) ptx::register_dealloc<Config::kProducerRegisters>();
-    constexpr int kProducerWarp = Config::kConsumerThreads / kWarp;
+    constexpr int kProducerWarp = Config::kConsumerThreads / kWarpSize;
     const int producer = warp - kProducerWarp;
     // Where several CTAs of a multiprocessor produce, or a k-tile takes long, the loops that elect_one() saves are
     // hidden, and the kernels were 1 to 3 % faster with them.
@@ -289,7 +211,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       return threadIdx.x == Config::kConsumerThreads;
     };
     const auto asked_rank = [&] { return rank_in_stream<kStream>(pipeline); };
-    if ((Config::kProducers == 1 || producer == 0) && produces()) {
+    if (producer == 0 && produces()) {
       for (int i = 0; i < Config::kStages; ++i) {
         ptx::mbarrier_init(pipeline.full[i], 1);
         ptx::mbarrier_init(pipeline.empty[i], Config::kTogether * kWarpsOfGroup);
@@ -301,15 +223,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
       ptx::fence_mbarrier_init();
     }
     __syncwarp();
-    ptx::barrier_arrive(kReady, Config::kThreads);
+    ptx::barrier_arrive(Config::kReady, Config::kThreads);
     if constexpr (Config::kProducers > 1) {
-      if (producer == 0) ptx::barrier_arrive(kProducersReady, Config::kProducers * kWarp);
+      if (producer == 0) ptx::barrier_arrive(Config::kProducersReady, Config::kProducers * kWarpSize);
       if (producer > 0 && producer < Config::kProducers) {
-        ptx::barrier_sync(kProducersReady, Config::kProducers * kWarp);
+        ptx::barrier_sync(Config::kProducersReady, Config::kProducers * kWarpSize);
       }
     }
     if constexpr (kStream) {
-      if (warp == kProducerWarp) ptx::barrier_arrive(kStorerReady, 2 * kWarp);
+      if (warp == kProducerWarp) ptx::barrier_arrive(Config::kStorerReady, 2 * kWarpSize);
     }
     if (produces()) {
       sm90::CodesProducer<Config, kZeros, kSegments, Maps<Config>, Work> producing(maps, work, smem, M, producer);
@@ -318,8 +240,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     }
     if constexpr (kStream) {
       if (warp == kProducerWarp + 1) {
-        if (work.stores && threadIdx.x % kWarp == 0) ptx::tma_prefetch_map(maps.out);
-        ptx::barrier_sync(kStorerReady, 2 * kWarp);
+        if (work.stores && threadIdx.x % kWarpSize == 0) ptx::tma_prefetch_map(maps.out);
+        ptx::barrier_sync(Config::kStorerReady, 2 * kWarpSize);
         if (work.stores) Stored::template store_all<kStream>(maps.out, work.share, smem, M, asked_rank);
       }
     }
@@ -364,35 +286,14 @@ std::string launch(const GemmArgs& args) {
 
   constexpr Tile kTile = Config::kCtaTile;
   if (p.K == 0) p.split = {0, 1};
-  const int64_t words = packed_tiles_k(p) * kPackedTileBytes / 4, tiles_n = packed_tiles_n(p),
-                groups = p.codes.groups(p.K), group = p.codes.group_size;
+  const int64_t tiles_n = packed_tiles_n(p), groups = p.codes.groups(p.K), group = p.codes.group_size;
   const int segments = scaled_parts(group, p.K, kTile.k, Config::kGroupMultiple);
-  const auto parameters = [&](const void* data, DType dtype) {
-    return TensorBox{.data = data,
-                     .dtype = dtype,
-                     .inner = p.N,
-                     .outer = groups * p.batch,
-                     .outer_stride = p.N,
-                     .box_inner = kTile.n,
-                     .box_outer = segments};
-  };
   Maps<Config> maps = {};
   if (p.K > 0) {
-    for (const auto& [map, box] :
-         {std::pair{&maps.tokens, operand_box(x, p.lhs_dtype, operand.view(), p.batch, Config::kBoxRows, kPackedTileK,
-                                              ptx::Swizzle::k128B)},
-          std::pair{&maps.codes, TensorBox{.data = args.rhs,
-                                           .dtype = DType::kS32,
-                                           .inner = words,
-                                           .outer = tiles_n * p.batch,
-                                           .outer_stride = words,
-                                           .box_inner = Config::kHalves * kPackedTileBytes / 4,
-                                           .box_outer = kTile.n / kPackedTileN,
-                                           .streams = true}},
-          std::pair{&maps.scales, parameters(args.scales, p.codes.scale_dtype)},
-          std::pair{&maps.zeros, parameters(args.zeros, DType::kS8)}}) {
-      if (map == &maps.zeros && p.codes.zeros == Zeros::kMiddle) continue;
-      if (std::string error = encode_tensor_map(*map, box); !error.empty()) return error;
+    if (std::string error =
+            encode_codes_maps(maps, args, {x, operand.view(), Config::kBoxRows}, kTile, Config::kHalves, segments);
+        !error.empty()) {
+      return error;
     }
   }
   bool stores = false;
@@ -450,17 +351,7 @@ std::string launch(const GemmArgs& args) {
     }
     return launch_as.template operator()<T, kZeros, kSegments, false, false>();
   };
-  const auto launch_with = [&]<class T, bool kZeros>() {
-    if (segments == 1) return launch_for.template operator()<T, kZeros, 1>();
-    if (segments == 2) return launch_for.template operator()<T, kZeros, 2>();
-    return launch_for.template operator()<T, kZeros, Config::kMostSegments>();
-  };
-  const auto launch_of = [&]<class T>() {
-    return p.codes.zeros == Zeros::kMiddle ? launch_with.template operator()<T, false>()
-                                           : launch_with.template operator()<T, true>();
-  };
-  return p.lhs_dtype == DType::kF16 ? launch_of.template operator()<__half>()
-                                    : launch_of.template operator()<__nv_bfloat16>();
+  return dispatch_codes<Config::kMostSegments>(p, segments, launch_for);
 }
 
 template <class Config>

@@ -27,7 +27,6 @@
 namespace jaxgemm {
 namespace {
 
-constexpr int kWarpSize = 32;
 constexpr int kVectorBytes = 16, kVectorWords = kVectorBytes / 4;
 constexpr int kLanesAlongK = 4, kLanesAlongMn = kWarpSize / kLanesAlongK;
 

@@ -32,7 +32,7 @@ struct TileConfig {
   static constexpr int kRunBytes = 128, kElementBytes = ELEMENT_BYTES;
   static constexpr Tile kCtaTile = {CTA_M, CTA_N, kRunBytes / ELEMENT_BYTES}, kWarpTile = {WARP_M, WARP_N, kCtaTile.k};
   static constexpr int kStages = STAGES, kCtas = CTAS;
-  static constexpr int kThreads = CTA_M / WARP_M * (CTA_N / WARP_N) * WARPS_K * sm80::kWarpSize;
+  static constexpr int kThreads = CTA_M / WARP_M * (CTA_N / WARP_N) * WARPS_K * kWarpSize;
 
   struct Stage {
     alignas(128) char lhs[CTA_M * kRunBytes], rhs[CTA_N * kRunBytes];

@@ -22,7 +22,6 @@
 namespace jaxgemm {
 namespace {
 
-constexpr int kWarpSize = 32;
 constexpr int kTile = wmma::kTile;
 
 struct Config16x16 {

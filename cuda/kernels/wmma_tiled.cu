@@ -28,7 +28,6 @@
 namespace jaxgemm {
 namespace {
 
-constexpr int kWarpSize = 32;
 constexpr int kTile = wmma::kTile;
 constexpr int kVectorElems = 8;  // elements of a 16-byte vector
 constexpr int kQuad = 4;         // neighbouring columns that the epilogue takes at a time

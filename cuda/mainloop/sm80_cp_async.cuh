@@ -11,8 +11,6 @@
 
 namespace jaxgemm::sm80 {
 
-inline constexpr int kWarpSize = 32;
-
 // Which operands are copied first: those that allow no copies of whole vectors, going by their shapes.
 template <class Config>
 Padding padding(const Problem& p) {

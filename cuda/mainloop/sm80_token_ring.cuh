@@ -14,8 +14,7 @@ inline constexpr int kTokenVectorBytes = 16, kTokenVectorElems = kTokenVectorByt
 // copies the same 16 bytes of a row of every unit.
 template <class Config, class T, class Stage>
 struct TokenRing {
-  static constexpr int kPieces = Config::kUnitK / kTokenVectorElems, kWarpSize = 32,
-                       kSharers = Config::kWarpsN * kWarpSize;
+  static constexpr int kPieces = Config::kUnitK / kTokenVectorElems, kSharers = Config::kWarpsN * kWarpSize;
   static constexpr int kRowsAtOnce = kSharers / kPieces;
   static constexpr int kRowsBytes = kRowsAtOnce * static_cast<int>(sizeof(Stage::rows[0]));
   static_assert(kRowsAtOnce * kPieces == kSharers);

@@ -29,7 +29,7 @@ class CodesProducer {
     const int batch = static_cast<int>(tile.batch), row = static_cast<int>(tile.row), col = static_cast<int>(tile.col);
     const int tile_n = static_cast<int>(tile.batch * work_.tiles_n) + col / kPackedTileN;
     const int first_group = static_cast<int>(tile.batch * work_.groups);
-    int i = Config::kProducers == 1 ? 0 : next_;
+    int i = next_;
 #pragma unroll 1
     for (; i < part.count; i += Config::kProducers) {
       const int k = (part.k_tile + i) * Config::kCtaTile.k;

@@ -10,7 +10,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <array>
 #include <cstdint>
+#include <string>
 
 #include "gemm.h"
 #include "ptx/convert.cuh"
@@ -19,6 +21,12 @@ namespace jaxgemm {
 
 inline constexpr int kPackedSteps = kPackedTileK / 16;  // steps along K of a tile
 inline constexpr int kPackedTileBytes = kPackedTileK * kPackedTileN / 2;
+
+// What kernels that read codes take: tokens, the numbers that codes become, and sums.
+inline constexpr std::array<DTypes, 4> kMixedDTypes = {{{DType::kF16, DType::kF16, DType::kF16},
+                                                        {DType::kBF16, DType::kBF16, DType::kBF16},
+                                                        {DType::kF16, DType::kF16, DType::kF32},
+                                                        {DType::kBF16, DType::kBF16, DType::kF32}}};
 
 inline int64_t packed_tiles_k(const Problem& p) { return (p.K + kPackedTileK - 1) / kPackedTileK; }
 inline int64_t packed_tiles_n(const Problem& p) { return (p.N + kPackedTileN - 1) / kPackedTileN; }
@@ -105,5 +113,20 @@ struct CodePairs<__half> {
     }
   }
 };
+
+// Calls f.template operator()<T, kZeros, kSegments>() for the dtype of tokens, zero points that are not all in the
+// middle, and scaled_parts() of a k-tile, a power of two up to kMostSegments.
+template <int kMostSegments, int kSegments = 1, class F>
+std::string dispatch_codes(const Problem& p, int segments, const F& f) {
+  if constexpr (kSegments < kMostSegments) {
+    if (segments != kSegments) return dispatch_codes<kMostSegments, 2 * kSegments>(p, segments, f);
+  }
+  const auto of_dtype = [&]<class T>() {
+    return p.codes.zeros == Zeros::kMiddle ? f.template operator()<T, false, kSegments>()
+                                           : f.template operator()<T, true, kSegments>();
+  };
+  return p.lhs_dtype == DType::kF16 ? of_dtype.template operator()<__half>()
+                                    : of_dtype.template operator()<__nv_bfloat16>();
+}
 
 }  // namespace jaxgemm
