@@ -19,6 +19,7 @@
 // Of quantised rhs.
 #define JAXGEMM_MIXED_FAMILIES(X) \
   X(int4_mma)                     \
+  X(int4_tma)                     \
   X(int4_wgmma)
 
 namespace jaxgemm {

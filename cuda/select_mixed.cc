@@ -8,12 +8,12 @@
 //     writing the sums;
 //   where K is split, adding up: within a cluster, or with a second kernel and the traffic of partial sums; or in a
 //     stream of all CTAs, each after the one before.
-// The constants were fitted to measurements of both families on an H200 in bfloat16 (tests/chooser_times_mixed.json),
+// The constants were fitted to measurements of all families on an H200 in bfloat16 (tests/chooser_times_mixed.json),
 // those of DRAM apart, which were kept, so that the choices are good, for few tokens above all. With groups of 128, of
-// the benchmarks' seven matrices with 1 to 4096 tokens, they take 1.0 % longer than the best on average, 0.6 % with up
+// the benchmarks' seven matrices with 1 to 4096 tokens, they take 0.9 % longer than the best on average, 0.6 % with up
 // to 16 tokens, and at most 15 % (384 tokens, 6144 x 4096); with other groups and zero points, of four of the matrices,
-// 0.5 % and at most 6 %; those of int4_mma alone 1.5 %. Times up to twice the best (int4_mma: 1.6 times) are met within
-// 8.7 % (7.8 %), root mean square.
+// 0.2 % and at most 6 %; those of int4_mma alone 1.6 %. Times up to twice the best (int4_mma: 1.6 times) are met within
+// 8.5 % (7.5 %; int4_tma 4.4 %), root mean square.
 #include "select_mixed.h"
 
 #include <algorithm>
@@ -60,47 +60,68 @@ struct Rates {
   // rows have; and with zero points that are not all in the middle. All that is hidden where warpgroups share k-tiles.
   double of_unscaled = 0.0, of_part, of_zeros;
 };
-constexpr Rates kMma = {.weight_us = 6.90582e-6,
-                        .token_us = 2.11354e-7,
-                        .latency_us = 0.00915246,
-                        .latency_of_work = 1.65248,
+constexpr Rates kMma = {.weight_us = 6.059e-6,
+                        .token_us = 2.50231e-7,
+                        .latency_us = 0.0496685,
+                        .latency_of_work = 1.64121,
                         .dram_bytes_per_us = 6.04e6,
-                        .l2_bytes_per_us = 5.17844e6,
-                        .launch_us = 2.42266,
-                        .cta_us = 0.982205,
-                        .split_us = 2.05968,
-                        .partial_element_us = 1.72012e-6,
-                        .of_part = 0.157383,
-                        .of_zeros = 0.158072};
-constexpr Rates kWgmma = {.weight_us = 1.1364e-5,
-                          .token_us = 2.55738e-7,
-                          .outside_us = 1.22815e-5,
-                          .latency_us = 0.203394,
-                          .latency_of_work = 0.653603,
-                          .ring_us = 1.58878,
+                        .l2_bytes_per_us = 5.07589e6,
+                        .launch_us = 2.14847,
+                        .cta_us = 0.97947,
+                        .split_us = 2.56676,
+                        .partial_element_us = 1.03994e-6,
+                        .of_part = 0.187059,
+                        .of_zeros = 0.3136};
+constexpr Rates kTma = {.weight_us = 2.42727e-6,
+                        .token_us = 1.33766e-7,
+                        .latency_us = 0.0461098,
+                        .latency_of_work = 3.2479,
+                        .ring_us = 0.0532476,
+                        .dram_bytes_per_us = 5.31e6,
+                        .l2_bytes_per_us = 3.55063e7,
+                        .launch_us = 2.76227,
+                        .cta_us = 0.274228,
+                        .tile_element_us = 0.000741706,
+                        .split_us = 0.0,
+                        .partial_element_us = 0.0,
+                        .shared_latency = 0.833367,
+                        .shared_work = 1.11485,
+                        .of_part = 0.0,
+                        .of_zeros = 0.0};
+constexpr Rates kWgmma = {.weight_us = 1.0677e-5,
+                          .token_us = 2.49797e-7,
+                          .outside_us = 1.586e-5,
+                          .latency_us = 0.123119,
+                          .latency_of_work = 0.826041,
+                          .ring_us = 0.0482443,
                           .dram_bytes_per_us = 5.31e6,
-                          .l2_bytes_per_us = 1.06014e7,
-                          .l2_power = 0.00195077,
-                          .launch_us = 2.5697,
-                          .cta_us = 1.88768e-6,
-                          .tile_element_us = 0.000211099,
-                          .stored_element_us = 6.92988e-5,
-                          .split_us = 0.261038,
-                          .split_cta_us = 0.373468,
-                          .partial_element_us = 5.23486e-5,
-                          .parked_element_us = 0.000149839,
-                          .halves_us = 0.793114,
-                          .gathered_element_us = 0.000110178,
-                          .shared_latency = 0.329893,
-                          .shared_work = 1.016,
-                          .stream_us = 2.20771,
-                          .streamed_element_us = 4.23884e-5,
-                          .turns_l2 = 0.73045,
-                          .of_unscaled = 4.19165,
-                          .of_part = 0.000980614,
-                          .of_zeros = 0.00518489};
+                          .l2_bytes_per_us = 8.90464e6,
+                          .l2_power = 0.010207,
+                          .launch_us = 2.69276,
+                          .cta_us = 7.37514e-6,
+                          .tile_element_us = 0.000136809,
+                          .stored_element_us = 0.000185239,
+                          .split_us = 1.64448,
+                          .split_cta_us = 0.190467,
+                          .partial_element_us = 3.42611e-7,
+                          .parked_element_us = 0.000232278,
+                          .halves_us = 1.25176,
+                          .gathered_element_us = 6.51675e-8,
+                          .shared_latency = 0.531293,
+                          .shared_work = 1.0751,
+                          .stream_us = 6.16512,
+                          .streamed_element_us = 2.80093e-6,
+                          .turns_l2 = 0.689494,
+                          .of_unscaled = 0.0409877,
+                          .of_part = 0.00567989,
+                          .of_zeros = 0.0215952};
 
-// What is the same for both families.
+const Rates& rates_of(const KernelInfo& info) {
+  if (!info.tma) return kMma;
+  return info.family == "int4_tma" ? kTma : kWgmma;
+}
+
+// What is the same for all families.
 struct Costs {
   const Rates& rates;
   const KernelInfo& info;
@@ -188,7 +209,7 @@ double wgmma_cost_us(const Costs& costs, int64_t splits) {
             static_cast<double>(ceil_div(ceil_div(costs.tiles, clusters), splits));
   }
   // Tiles that a CTA writes before others of its own. Where warpgroups take turns they do so meanwhile.
-  if (costs.info.split_k) {
+  if (costs.info.split_k || costs.info.k_sharers > 1) {
     const bool stored = costs.info.stream_k && splits == 1;
     cost += (stored ? rates.stored_element_us : rates.tile_element_us) * partial *
             static_cast<double>(ceil_div(ceil_div(costs.tiles, clusters), splits) - 1);
@@ -235,7 +256,7 @@ struct Plan {
 };
 
 Plan plan(const KernelInfo& info, const Problem& p) {
-  const Costs costs = {info.tma ? kWgmma : kMma, info, p};
+  const Costs costs = {rates_of(info), info, p};
   if (p.split.splits > 0) return {p.split, cost_us(costs, p.split)};
   Plan best = {{0, 1}, cost_us(costs, {0, 1})};
   const int64_t tiles = costs.tiles;

@@ -316,6 +316,7 @@ EXPECTATIONS: dict[str, Callable[[Instance], Expectation]] = {
     "mma_multistage": mma_multistage,
     "wgmma": wgmma,
     "int4_mma": codegen_mixed.int4_mma,
+    "int4_tma": codegen_mixed.int4_tma,
     "int4_wgmma": codegen_mixed.int4_wgmma,
 }
 

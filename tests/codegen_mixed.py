@@ -41,6 +41,26 @@ def int4_mma(instance: Instance) -> Expectation:
     )
 
 
+def int4_tma(instance: Instance) -> Expectation:
+    """What a warp does with its slice of a k-tile."""
+    tokens, columns, rows = instance.info.warp_tile
+    token_tiles, row_tiles, steps = tokens // MMA_N, columns // MMA_M, rows // MMA_K
+    mma = row_tiles * steps * token_tiles
+    return Expectation(
+        main_loop=("*MMA",),
+        k_tile={
+            "LDS.128": row_tiles * (rows // TILE_K),
+            "LDSM.16.M88.4": steps // STEPS_OF_LDSM * token_tiles,
+            "BAR": 0,
+            "STS": 0,
+            "*MMA": mma,
+            "HMMA.16816.F32.BF16" if bfloat16(instance) else "HMMA.16816.F32": mma,
+        },
+        kernel={"UTMALDG": AtLeast(3 + instance.info.cta_tile[2] // rows), "LDGSTS": 0, "STG": AtLeast(1)},
+        only_in_main_loops=("*MMA",),
+    )
+
+
 def int4_wgmma(instance: Instance) -> Expectation:
     """Conversion is between the groups of wgmmas of a k-tile: each group's codes are loaded at once."""
     tokens, _, rows = instance.info.cta_tile
@@ -84,7 +104,7 @@ def instances_of(info: Any) -> int:
     rows = info.cta_tile[2] if info.tma else info.warp_tile[2]
     sizes = (rows // info.group_multiple).bit_length()
     instances = 2 * sizes
-    if info.tma and (info.config.endswith("_shared") or info.warp_tile[1] > WARP_COLUMNS):
+    if info.family == "int4_wgmma" and (info.config.endswith("_shared") or info.warp_tile[1] > WARP_COLUMNS):
         instances += 2 * sum(_core.scales_sums(*info.warp_tile[:2], 2**i) for i in range(1, sizes))
     if not info.tma:
         tokens = info.warp_tile[0]

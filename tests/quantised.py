@@ -149,7 +149,7 @@ def rounding_of(info: Any | None, dtype: str, weights: Weights) -> float:
         return (1 + single) ** 2 * (1 + unit) - 1
     (tokens, warp_n, _), tile_k, group = info.warp_tile, info.cta_tile[2], weights.group_size
     groups = 1 if group >= weights.k or group % tile_k == 0 else tile_k // math.gcd(group, tile_k)
-    if not info.tma or _core.scales_sums(tokens, warp_n, groups):
+    if info.family != "int4_wgmma" or _core.scales_sums(tokens, warp_n, groups):
         return 0.0
     scales_kept = (rounded(weights.scales, dtype).astype(np.float64) == weights.scales.astype(np.float64)).all()
     return (1 + unit) ** (1 if scales_kept else 2) - 1

@@ -19,14 +19,14 @@ Kind = tuple[int, str]  # group size, zero points
 Sizes = tuple[int, int, int]
 Split = tuple[int, int]  # KSplit
 USUAL: Kind = (128, "middle")
-FAMILIES = {"int4_wgmma": (2.0, 0.088), "int4_mma": (1.6, 0.08)}
+FAMILIES = {"int4_wgmma": (2.0, 0.085), "int4_tma": (2.0, 0.045), "int4_mma": (1.6, 0.08)}
 """How many times the best one's time a measurement may take to count, and how near the model comes to those (root mean
 square of the logarithm)."""
-WORST_CHOICE, AVERAGE_CHOICE = 1.16, 1.008
+WORST_CHOICE, AVERAGE_CHOICE = 1.16, 1.0075
 """Times of the best. The constants are those whose choices are best, not whose estimates are nearest."""
-RAGGED, AVERAGE_OF_RAGGED = (192, 384), 1.029
+RAGGED, AVERAGE_OF_RAGGED = (192, 384), 1.025
 """Tokens that are no whole tiles of 128 or of 256, and the average for them."""
-WORST_OF_OTHERS, AVERAGE_OF_OTHERS = 1.06, 1.006
+WORST_OF_OTHERS, AVERAGE_OF_OTHERS = 1.06, 1.003
 """The same of other groups and of zero points."""
 AVERAGE_OF_MMA = 1.016
 """The same of int4_mma alone, which is what GPUs before Hopper have, of all groups and up to 64 tokens."""
@@ -122,7 +122,7 @@ def test_estimates(family: str) -> None:
             for (name, split), us in of_sizes.items()
             if name.startswith(f"{family}:") and us < near * best
         ]
-    assert len(errors) > 400
+    assert len(errors) > 150
     assert math.sqrt(sum(e * e for e in errors) / len(errors)) < allowed
 
 

@@ -23,7 +23,10 @@ MIXED_IDS = [info.name for info in MIXED]
 MIXED_INFO = {info.name: info for info in MIXED}
 FAMILIES = list(dict.fromkeys(info.family for info in MIXED))
 FIRST = [next(info for info in MIXED if info.family == family) for family in FAMILIES]
-LAST = [[info for info in MIXED if info.family == family and info.split_k][-1] for family in FAMILIES]
+LAST = [
+    sorted((info for info in MIXED if info.family == family), key=lambda info: info.split_k)[-1] for family in FAMILIES
+]
+"""Of each family; one that splits K, if there is any."""
 EXPERTS = 3
 
 

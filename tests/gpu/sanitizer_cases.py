@@ -84,6 +84,7 @@ def run_mixed_kernel(info: Any, rng: np.random.Generator, tool: str) -> int:
     """
     tile_m, tile_n, tile_k = info.cta_tile
     scales = "float16" if info.tma else "float32"
+    ragged_n = tile_n // 32 * 16 + 16
     rows = [
         (
             MixedCase(tile_m + 3, tile_n + column_unit(info, "integer"), (info.stages + 1) * tile_k + 3, 64, "integer"),
@@ -91,7 +92,7 @@ def run_mixed_kernel(info: Any, rng: np.random.Generator, tool: str) -> int:
         ),
         (MixedCase(tile_m, tile_n, 2 * tile_k, out=out_of(info, "float16", tool)), 1),
         (MixedCase(3, 16, 37, WHOLE, scales=scales, experts=True), 0),
-        (MixedCase(tile_m // 2 + 1, tile_n // 2 + 16, 27 * tile_k + 8, info.group_multiple, "integer", scales), 1),
+        (MixedCase(tile_m // 2 + 1, ragged_n, 27 * tile_k + 8, info.group_multiple, "integer", scales), 1),
     ]
     kinds = dtypes_of(info)
     operands = [case.draw(rng, "float16" if case.out == "float16" else kinds[i], exact=True) for case, i in rows]
