@@ -253,7 +253,6 @@ template <class Config, class T, bool kZeros, int kSegments>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     int4_tma_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work,
                     const __grid_constant__ Epilogue epilogue, int64_t M, int64_t N) {
-  constexpr Tile kCta = Config::kCtaTile;
   auto& smem = shared_storage<typename Config::SharedStorage>();
   // As the compiler sees it, the same for all lanes.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);

@@ -174,14 +174,24 @@ def split_results(
     return [jax.ShapeDtypeStruct((1, case.m, case.n), case.out), *workspace]
 
 
-RANDOM_PROGRAMS, _RANDOM_CASES = 4, 12
+RANDOM_PROGRAMS, _RANDOM_CASES, _DECODE_CASES = 4, 12, 3
 _LARGEST = (400, 800, 4000)
 
 
 def random_cases(number: int) -> tuple[str, list[MixedCase]]:
     """The dtype of x, and cases for one program."""
     rng = np.random.default_rng([7, number])
-    return ("bfloat16", "float16")[number % 2], [_random_case(rng) for _ in range(_RANDOM_CASES)]
+    cases = [_random_case(rng) for _ in range(_RANDOM_CASES)] + [_decode_case(rng) for _ in range(_DECODE_CASES)]
+    return ("bfloat16", "float16")[number % 2], cases
+
+
+def _decode_case(rng: np.random.Generator) -> MixedCase:
+    """Few tokens, and a matrix as large as a small layer's."""
+    m, tiles_n, k = (int(rng.integers(*limits)) for limits in ((1, 17), (32, 129), (2000, 5000)))
+    return MixedCase(
+        m, tiles_n * TILE_N, k, int(rng.choice([32, 64, 128, WHOLE])), str(rng.choice(["middle", "integer"])),
+        str(rng.choice(["bfloat16", "float16"])),
+    )  # fmt: skip
 
 
 def _random_case(rng: np.random.Generator) -> MixedCase:
