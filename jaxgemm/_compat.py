@@ -90,3 +90,8 @@ def has_explicit_axes(mesh: Any) -> bool:
 def static_sizes(shape: Sequence[Any]) -> bool:
     """Whether no dimension is symbolic (jax.export)."""
     return all(isinstance(size, int) for size in shape)
+
+
+def has_partial_sums(spec: Any) -> bool:
+    """Whether a PartitionSpec says of an array that devices hold parts of its sums, or will of its gradient's."""
+    return bool(getattr(spec, "unreduced", None) or getattr(spec, "reduced", None))

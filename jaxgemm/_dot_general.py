@@ -7,11 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core.primitives import dot_general_p
 from jax.sharding import NamedSharding
 
 from jaxgemm import _compat
 from jaxgemm._choose import Request, check_name, choose
-from jaxgemm._lowering import dot_general_aval
+from jaxgemm._epilogue import NO_ACTIVATION
+from jaxgemm._lowering import composed, dot_general_aval
 from jaxgemm._plan import DimensionNumbers
 from jaxgemm._primitives import fused_gemm_p, gemm_p
 from jaxgemm._quant import QuantizedMatrix
@@ -84,6 +86,17 @@ def bind(
         if attached_gpu() is not None:  # else the target is not known before lowering
             choose(request, kernel, target_sm())
     operands = _compat.match_varying(lhs, rhs, *(x for x in (alpha, bias) if x is not None))
+    specs = [jax.typeof(x).sharding.spec for x in (lhs, rhs)]
+    if out_sharding is not None:
+        specs.append(out_sharding.spec)
+    if any(_compat.has_partial_sums(spec) for spec in specs):
+        if kernel is not None:
+            raise ValueError(
+                f"kernel={kernel!r} knows no sums of which devices keep their parts, as one of the shardings "
+                f"{', '.join(map(str, specs))} has: leave kernel=None for XLA's own dot"
+            )
+        fused = {"has_alpha": alpha is not None, "activation": activation or NO_ACTIVATION}
+        return composed(*operands, dot=dot_general_p.bind, **fused, **params)
     if activation is None:
         return gemm_p.bind(*operands, kernel=kernel, **params)
     return fused_gemm_p.bind(*operands, kernel=kernel, has_alpha=alpha is not None, activation=activation, **params)
@@ -111,7 +124,8 @@ def dot_general(
         Sums of 8-bit floating-point products may be truncated to fewer bits than float32 has: of 512 of them at
         HIGHEST, of all at DEFAULT (docs/numerics.md).
       preferred_element_type: dtype of the result. Accumulation is float32 (int32 for integers) in any case.
-      out_sharding: sharding of the result, under a mesh of explicit axes.
+      out_sharding: sharding of the result, under a mesh of explicit axes. Where it has unreduced axes, partial sums
+        stay on their devices: XLA's own dot makes them.
       kernel: None to let jaxgemm choose; or the name of a kernel or family in :func:`jaxgemm.kernels`, which then
         runs or raises, here or when the program is lowered. Gradients choose their own kernels.
 
@@ -121,8 +135,8 @@ def dot_general(
     Raises:
       TypeError: shapes or dtypes that cannot be multiplied, as ``jax.lax.dot_general`` raises it; quantised weights as
         lhs, contracted along N or with leading dimensions that are no batch dimensions, or with an ``out_sharding``.
-      ValueError: an unknown kernel, or one that cannot run this problem on this GPU; an unknown precision.
-      NotImplementedError: an ``out_sharding`` with unreduced axes.
+      ValueError: an unknown kernel, or one that cannot run this problem on this GPU; a kernel and an ``out_sharding``
+        with unreduced axes; an unknown precision.
     """
     if isinstance(lhs, QuantizedMatrix):
         raise TypeError("jaxgemm.dot_general takes quantised weights as rhs: swap the operands, or lhs.dequantize()")
@@ -165,8 +179,4 @@ def _canonical_out_sharding(out_sharding: Any) -> NamedSharding | None:
         mesh, spec = out_sharding.mesh.abstract_mesh, out_sharding.spec
     else:
         mesh, spec = jax.sharding.get_abstract_mesh(), out_sharding
-    if getattr(spec, "unreduced", None):
-        raise NotImplementedError(
-            f"jaxgemm.dot_general has no unreduced results, got out_sharding={spec}: use jax.lax.dot_general here"
-        )
     return NamedSharding(mesh, spec)

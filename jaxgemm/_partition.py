@@ -12,7 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -99,9 +101,27 @@ def _local_product(lhs: Any, rhs: Any, summed: Axes, params: dict[str, Any]) -> 
     if not summed:
         return out
     if out.dtype == np.bool_:  # "any" is the sum of booleans
-        return lax.psum(out.astype(np.int32), summed) != 0
-    return lax.psum(out, summed)
+        return _sum_p.bind(out.astype(np.int32), axes=summed) != 0
+    return _sum_p.bind(out, axes=summed)
 
+
+# psum, whose lowering knows no mesh. While a program with automatic axes is partitioned, JAX lowers that of one device
+# in the mesh that the user has set: if its axes are explicit, the scalars that all-reduce adds are annotated with a
+# sharding, and XLA refuses that reduction, or aborts the process (of 16-bit numbers).
+_sum_p = Primitive("jaxgemm_sum_over_devices")
+_sum_p.def_abstract_eval(lambda x, *, axes: x)
+
+
+def _lower_sum(ctx: Any, x: Any, *, axes: Axes) -> Any:
+    (aval,) = ctx.avals_in
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        plain = ShapedArray(aval.shape, aval.dtype)
+        return mlir.lower_fun(lambda x: lax.psum(x, axes), multiple_results=False)(
+            ctx.replace(avals_in=[plain], avals_out=[plain]), x
+        )
+
+
+mlir.register_lowering(_sum_p, _lower_sum)
 
 # --- automatic axes ---------------------------------------------------------------------------------------------------
 
@@ -110,7 +130,8 @@ def _sharding_rule(params: Any, mesh: Any, operand_types: Any, result_types: Any
     lhs_ndim, rhs_ndim = (len(t.shape) for t in operand_types)
     lhs, rhs, out, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
     rule = f"{' '.join(lhs)}, {' '.join(rhs)} -> {' '.join(out)}"
-    return (rule, {"reduction_factors": tuple(contracted)}) if contracted else rule
+    # Shardy wants them in the order in which the rule names them first.
+    return (rule, {"reduction_factors": tuple(sorted(contracted, key=lhs.index))}) if contracted else rule
 
 
 def _partition(params: Any, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
@@ -159,9 +180,21 @@ def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
 
 
 _lower_explicit = mlir.lower_fun(_explicit, multiple_results=False)
-_lower_automatic = mlir.lower_fun(
-    lambda lhs, rhs, **params: _partitioned(lhs, rhs, tuple(sorted(params.items()))), multiple_results=False
-)
+
+
+def _automatic(lhs: Any, rhs: Any, **params: Any) -> Any:
+    mesh = jax.typeof(lhs).sharding.mesh
+    out = _partitioned(lhs, rhs, tuple(sorted(params.items())))
+    if mesh.empty:
+        return out
+    # Leaves every dimension as it is, and has no unreduced axes. Without it, where the automatic axes are those of an
+    # explicit mesh and the result is wanted unreduced (jnp.einsum asks so), that is propagated to the call, whose
+    # callbacks are not told: sums that are complete would be added up again.
+    unconstrained = PartitionSpec(*(PartitionSpec.UNCONSTRAINED for _ in range(out.ndim)))
+    return lax.with_sharding_constraint(out, NamedSharding(mesh, unconstrained))
+
+
+_lower_automatic = mlir.lower_fun(_automatic, multiple_results=False)
 
 
 def lower_partitioned(ctx: Any, lhs: Any, rhs: Any, *, explicit: bool, **params: Any) -> Any:

@@ -300,5 +300,64 @@ def test_out_sharding_of_concrete_meshes_and_of_unreduced_axes() -> None:
         rhs = jax.device_put(jnp.ones((16, 4)), NamedSharding(mesh, P("b", None)))
         out = jaxgemm.dot_general(lhs, rhs, numbers, out_sharding=NamedSharding(mesh, P("a", None)))
         assert np.array_equal(out, np.full((8, 4), 16.0))
-        with pytest.raises(NotImplementedError, match="no unreduced results"):
-            jaxgemm.dot_general(lhs, rhs, numbers, out_sharding=P("a", None, unreduced={"b"}))
+        unreduced = P("a", None, unreduced={"b"})
+        partial = jaxgemm.dot_general(lhs, rhs, numbers, out_sharding=unreduced)
+        assert partial.sharding.spec == unreduced
+        assert all(np.array_equal(shard.data, np.full((4, 4), 4.0)) for shard in partial.addressable_shards)
+        assert np.array_equal(jax.reshard(partial, P("a", None)), out)
+        with pytest.raises(ValueError, match="kernel='wgmma' knows no sums of which devices keep their parts"):
+            jaxgemm.dot_general(lhs, rhs, numbers, out_sharding=unreduced, kernel="wgmma")
+
+
+def test_gradients_that_stay_unreduced() -> None:
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu")[:2])
+    x, w = np.arange(8.0).reshape(4, 2), np.arange(6.0).reshape(2, 3)
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jaxgemm.matmul(x, w, alpha=np.float32(2), activation="relu").sum()
+
+    with jax.set_mesh(mesh):
+        weights = jax.reshard(jnp.asarray(w), P(None, None, reduced={"d"}))
+        tokens = jax.device_put(jnp.asarray(x), NamedSharding(mesh, P("d", None)))
+        gradient = jax.jit(jax.grad(loss))(weights, tokens)
+        assert gradient.sharding.spec == P(None, None, unreduced={"d"})
+        whole = jax.reshard(gradient, P(None, None))
+    assert np.array_equal(whole, 2 * x.T @ np.ones((4, 3)))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "bfloat16"])
+def test_automatic_axes_of_an_explicit_mesh(dtype: str, rng: np.random.Generator) -> None:
+    mesh = mesh_of(AxisType.Explicit)
+    lhs, rhs = (integers(rng, shape).astype(dtype) for shape in ((16, 8), (8, 4)))
+
+    def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return jax.sharding.auto_axes(jaxgemm.matmul, out_sharding=P(None, "y"))(lhs, rhs)
+
+    with jax.set_mesh(mesh):
+        out = jax.jit(product)(put(mesh, lhs, P(None, "x")), put(mesh, rhs, P("x", "y")))
+    assert out.sharding.spec == P(None, "y")
+    assert_same(out, jnp.matmul(lhs, rhs))
+
+
+def test_automatic_axes_whose_sum_is_wanted_unreduced(rng: np.random.Generator) -> None:
+    mesh = mesh_of(AxisType.Explicit)
+    lhs, rhs, unreduced = integers(rng, (16, 8)), integers(rng, (8, 4)), P(None, "y", unreduced={"x"})
+
+    def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return jax.sharding.auto_axes(jaxgemm.matmul, out_sharding=unreduced)(lhs, rhs)
+
+    with jax.set_mesh(mesh):
+        out = jax.jit(product)(put(mesh, lhs, P(None, "x")), put(mesh, rhs, P("x", "y")))
+        assert out.sharding.spec == unreduced
+        assert_same(jax.reshard(out, P(None, "y")), jnp.matmul(lhs, rhs))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 3), (3, 1, 0), (1, 3, 0)])
+def test_several_contracted_dimensions_in_any_order(order: tuple[int, ...], rng: np.random.Generator) -> None:
+    mesh = mesh_of(AxisType.Auto)
+    lhs, rhs = integers(rng, (4, 2, 3, 5)), integers(rng, (4, 2, 6, 5))
+    numbers = ((order, order), ((), ()))
+    out = jax.jit(functools.partial(jaxgemm.dot_general, dimension_numbers=numbers))(
+        put(mesh, lhs, P("x", "y")), put(mesh, rhs, P("x", "y"))
+    )
+    assert_same(out, lax.dot_general(lhs, rhs, numbers))

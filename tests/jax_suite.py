@@ -1,0 +1,206 @@
+"""JAX's own tests of ``dot_general``, and of all that JAX makes of it, with ``jaxgemm.dot_general`` in its place.
+
+    python -m tests.jax_suite FOLDER [--suite NAME ...] [--cases N] [--report]
+
+FOLDER is ``tests/`` of a checkout of JAX about as old as the installed one: neither its wheel nor its sdist has them.
+They need absl-py and hypothesis. They run on the first GPU, if there is one; those about several devices, and where
+there is no GPU all, on eight devices of the CPU. What fails and is not among DIFFERENCES, or is and passes, is an
+error. ``--report`` writes tests/jax_suite_report.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORT = Path(__file__).parent / "jax_suite_report.json"
+OUTCOMES = ("passed", "different", "skipped", "failed")
+_RESULT = "JAXGEMM_JAX_SUITE_RESULT"
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """Files of JAX's tests, pytest's ``-k``, and whether they are about several devices."""
+
+    files: tuple[str, ...]
+    which: str
+    devices: bool = False
+
+
+SUITES = {
+    "lax": Suite(("lax_test.py",), "LaxTest and (testDot or dot_general or test_mixed_fp8)"),
+    "gradients": Suite(("lax_autodiff_test.py",), "testDot"),
+    "vmap": Suite(("lax_vmap_test.py", "batching_test.py"), "testDot"),
+    "numpy": Suite(
+        ("lax_numpy_test.py", "lax_numpy_einsum_test.py", "linalg_test.py"),
+        "testDot or Matmul or testVecdot or testTensordot or testInner or testOuter or insum or MultiDot "
+        "or testMixedPrecisionDot or contraction",
+    ),
+    "sharding": Suite(
+        ("pjit_test.py", "shard_map_test.py"),
+        "dot_general or einsum or matmul or jnp_dot or tensordot or shard_map_dot",
+        devices=True,
+    ),
+}
+_OTHER_NAME = "looks for the name dot_general in the jaxpr, where ours is jaxgemm_gemm"
+DIFFERENCES = {
+    "testMatmulBothSize1BatchDimsSqueezedJaxpr": _OTHER_NAME,
+    "testMixedPrecisionDot": _OTHER_NAME,
+    "test_einsum_mixed_precision": _OTHER_NAME,
+}
+"""Tests, without the number of their case, that fail by design -> why."""
+
+
+@contextlib.contextmanager
+def in_place() -> Iterator[collections.Counter[str]]:
+    """``jaxgemm.dot_general`` in the place of JAX's, for all that is not compiled yet; counts its ``calls``.
+
+    ``jax.lax.dot_general``, which jax.numpy calls and einsum keeps, calls the function ``dot`` of its module.
+    """
+    import jax
+    import numpy as np
+    from jax._src.lax import lax
+
+    import jaxgemm
+
+    calls: collections.Counter[str] = collections.Counter()
+    own = lax.dot
+
+    def dot(lhs: Any, rhs: Any, *, dimension_numbers: Any = None, **kwargs: Any) -> Any:
+        if dimension_numbers is None:
+            if not {np.ndim(lhs), np.ndim(rhs)} <= {1, 2}:
+                return own(lhs, rhs, **kwargs)  # raises
+            dimension_numbers = ((np.ndim(lhs) - 1,), (0,)), ((), ())
+        calls["calls"] += 1
+        return jaxgemm.dot_general(lhs, rhs, dimension_numbers, **kwargs)
+
+    lax.dot = jax.lax.dot = dot
+    jax.clear_caches()
+    try:
+        yield calls
+    finally:
+        lax.dot = jax.lax.dot = own
+        jax.clear_caches()
+
+
+def difference(test: str) -> str | None:
+    """Why a test fails by design, None if it should pass."""
+    return DIFFERENCES.get(re.sub(r"\d+$", "", test.rpartition("::")[2]))
+
+
+class Outcomes:
+    """The plugin of pytest that puts ours in place, and counts."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(OUTCOMES, 0)
+        self.surprises: list[str] = []
+        self._stack = contextlib.ExitStack()
+        self._calls: collections.Counter[str] = collections.Counter()
+
+    def pytest_sessionstart(self) -> None:
+        self._calls = self._stack.enter_context(in_place())
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed:
+            return  # of setting up and of tearing down, only what went wrong counts
+        known = difference(report.nodeid)
+        outcome = "different" if known and report.failed else report.outcome
+        self.counts[outcome] += 1
+        if report.failed if known is None else report.passed:
+            self.surprises.append(f"{report.nodeid.rpartition('/')[2]} {report.outcome}")
+
+    def pytest_sessionfinish(self) -> None:
+        self._stack.close()
+        import jax
+
+        result = {
+            "platform": jax.default_backend(),
+            **self.counts,
+            "calls": self._calls["calls"],
+            "surprises": self.surprises,
+        }
+        Path(os.environ[_RESULT]).write_text(json.dumps(result))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of a run that names this module as a plugin (-p)."""
+    config.pluginmanager.register(Outcomes(), "jaxgemm_jax_suite")
+
+
+def run(name: str, folder: Path, cases: int) -> dict[str, Any]:
+    """The ``platform`` that a suite ran on, its counts by outcome, ``calls`` of ``jaxgemm.dot_general``, ``surprises``.
+
+    Raises:
+      RuntimeError: pytest did not come to its end, or found no test.
+    """
+    suite = SUITES[name]
+    with tempfile.TemporaryDirectory() as work:
+        result = Path(work) / "result.json"
+        environment = os.environ | {
+            "JAX_NUM_GENERATED_CASES": str(cases),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")]),
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip(),
+            _RESULT: str(result),
+        }
+        if suite.devices:
+            environment["JAX_PLATFORMS"] = "cpu"
+        options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "tests.jax_suite", "-c", os.devnull]
+        files = [str(folder / file) for file in suite.files]
+        command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(folder), "-k", suite.which, *files]
+        done = subprocess.run(command, env=environment, cwd=work, check=False)
+        if done.returncode not in (0, 1) or not result.is_file():
+            raise RuntimeError(f"pytest ended with {done.returncode} in the suite {name!r} of {folder}")
+        counts = json.loads(result.read_text())
+    if counts["passed"] == 0 or counts["calls"] == 0:
+        raise RuntimeError(f"the suite {name!r} of {folder} multiplied nothing: {counts}")
+    return counts
+
+
+def _device() -> str:
+    import jax
+
+    return jax.devices()[0].device_kind
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES))
+    parser.add_argument("--cases", type=int, default=10, help="of each parametrised test, drawn by JAX (default 10)")
+    parser.add_argument("--report", action="store_true")
+    args = parser.parse_args()
+    results = {name: run(name, args.folder.resolve(), args.cases) for name in args.suite}
+    surprises = [test for counts in results.values() for test in counts.pop("surprises")]
+    for name, counts in results.items():
+        numbers = ", ".join(f"{count} {what}" for what, count in counts.items() if what != "platform")
+        print(f"{name} on {counts['platform']}: {numbers}")
+    for test in surprises:
+        print(f"SURPRISE {test}")
+    if args.report and not surprises:
+        import jax
+
+        from benchmarks.trees import evidence_trees
+        from jaxgemm._files import dumps, replace_text
+
+        header = {"device": _device(), "jax": jax.__version__, "cases": args.cases, "trees": evidence_trees()}
+        replace_text(REPORT, dumps({**header, "rows": [{"suite": name, **counts} for name, counts in results.items()]}))
+        print(f"wrote {REPORT}")
+    return 1 if surprises else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
