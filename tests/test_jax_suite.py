@@ -51,8 +51,10 @@ def test_dot_of_what_cannot_be_multiplied() -> None:
 
 
 def test_differences_are_those_of_the_test_without_its_case() -> None:
-    assert difference("lax_numpy_test.py::LaxBackedNumpyTests::testMixedPrecisionDot12") is not None
-    assert difference("lax_test.py::LaxTest::testDot12") is None
+    assert difference("lax_numpy_test.py::LaxBackedNumpyTests::testMixedPrecisionDot12", "cpu") is not None
+    assert difference("lax_test.py::LaxTest::testDot12", "gpu") is None
+    assert difference("lax_test.py::LaxTest::testDotAlgorithmConfig", "gpu") is not None
+    assert difference("lax_test.py::LaxTest::testDotAlgorithmConfig", "cpu") is None
 
 
 HARNESSES = [harness for harness in test_harnesses.all_harnesses if harness.group_name == "dot_general"]
