@@ -19,9 +19,9 @@ Kind = tuple[int, str]  # group size, zero points
 Sizes = tuple[int, int, int]
 Split = tuple[int, int]  # KSplit
 USUAL: Kind = (128, "middle")
-FAMILIES = {"int4_wgmma": (2.0, 0.085), "int4_tma": (2.0, 0.045), "int4_mma": (1.6, 0.08)}
-"""How many times the best one's time a measurement may take to count, and how near the model comes to those (root mean
-square of the logarithm)."""
+FAMILIES = {"int4_wgmma": (2.0, 0.085, 5000), "int4_tma": (2.0, 0.045, 250), "int4_mma": (1.6, 0.08, 300)}
+"""How many times the best one's time a measurement may take to count, how near the model comes to those (root mean
+square of the logarithm), and how many there are at least."""
 WORST_CHOICE, AVERAGE_CHOICE = 1.16, 1.0075
 """Times of the best. The constants are those whose choices are best, not whose estimates are nearest."""
 RAGGED, AVERAGE_OF_RAGGED = (192, 384), 1.025
@@ -113,7 +113,7 @@ def test_streams_are_measured_and_chosen() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_estimates(family: str) -> None:
-    near, allowed = FAMILIES[family]
+    near, allowed, fewest = FAMILIES[family]
     errors = []
     for sizes, of_sizes in times()[USUAL].items():
         best = min(of_sizes.values())
@@ -122,7 +122,7 @@ def test_estimates(family: str) -> None:
             for (name, split), us in of_sizes.items()
             if name.startswith(f"{family}:") and us < near * best
         ]
-    assert len(errors) > 150
+    assert len(errors) > fewest
     assert math.sqrt(sum(e * e for e in errors) / len(errors)) < allowed
 
 

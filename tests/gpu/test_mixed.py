@@ -440,8 +440,6 @@ def test_what_no_kernel_takes_is_dequantised(rng: np.random.Generator) -> None:
 
 # --- at random --------------------------------------------------------------------------------------------------------
 
-_PROGRAMS, _CASES = 4, 12
-
 
 @pytest.mark.parametrize("number", range(RANDOM_PROGRAMS))
 def test_random_problems(number: int, rng: np.random.Generator, record_error: RecordError) -> None:
