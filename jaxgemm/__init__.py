@@ -6,12 +6,16 @@ from pkgutil import extend_path
 # installed one's Python files.
 __path__ = extend_path(__path__, __name__)
 
+from jaxgemm import checkpoint_policies as checkpoint_policies
 from jaxgemm._choose import Explanation, explain, kernels
 from jaxgemm._dot_general import dot_general
+from jaxgemm._install import install, uninstall
 from jaxgemm._lowering import CpuFallbackWarning
 from jaxgemm._matmul import einsum, matmul
 from jaxgemm._mixed_choose import mixed_kernels
+from jaxgemm._options import options
 from jaxgemm._quant import QuantizedMatrix, quantize
+from jaxgemm._tune_program import Tuned, tune
 from jaxgemm._tuning import TuningWarning
 from jaxgemm._version import __version__
 
@@ -19,13 +23,18 @@ __all__ = [
     "CpuFallbackWarning",
     "Explanation",
     "QuantizedMatrix",
+    "Tuned",
     "TuningWarning",
     "__version__",
     "dot_general",
     "einsum",
     "explain",
+    "install",
     "kernels",
     "matmul",
     "mixed_kernels",
+    "options",
     "quantize",
+    "tune",
+    "uninstall",
 ]

@@ -93,7 +93,7 @@ def _kernel_precision(precision: _compat.Precision, lhs_dtype: np.dtype) -> str 
     return None
 
 
-def _why_no_problem(request: Request) -> str:
+def why_no_problem(request: Request) -> str:
     """Why no kernel can be asked about a request at all, "" if one can."""
     names = _core.dtypes()
     for what, x in (("lhs", request.lhs), ("rhs", request.rhs), ("out", request.out)):
@@ -112,7 +112,7 @@ def native_problem(request: Request, sm: int) -> _core.Problem:
     """
     plan = request.plan()
     precision = _kernel_precision(request.precision, request.lhs.dtype)
-    assert precision is not None  # _why_no_problem was asked first
+    assert precision is not None  # why_no_problem was asked first
 
     def sizes(x: jax.ShapeDtypeStruct) -> list[int]:
         return [d if isinstance(d, int) else NOMINAL_SIZE for d in x.shape]
@@ -215,6 +215,24 @@ def _measured(request: Request, problem: _core.Problem, family: str | None, able
     return None
 
 
+def measured_faster(request: Request, sm: int) -> str | None:
+    """The kernel that a tuning table of the attached GPU says to be faster than JAX's own product, of exactly this
+    problem and by more than the margin; None where none says so, or it cannot run.
+    """
+    device = device_kind(sm)
+    if device is None or request.symbolic or why_no_problem(request):
+        return None
+    problem = native_problem(request, sm)
+    key = tuning_key(request, problem)
+    if key is None:
+        return None
+    for entry, _ in _tuning.find(key, device):
+        if entry.jax_us is not None:
+            faster = _tuning.MARGIN * entry.us < entry.jax_us
+            return entry.kernel if faster and not why_not(entry.kernel, problem, symbolic=False) else None
+    return None
+
+
 def choose(request: Request, kernel: str | None, sm: int) -> Choice:
     """The kernel for a request on a GPU of compute capability ``sm`` / 10: a measured one if that is the attached GPU
     and a tuning table knows the problem, else the model's.
@@ -226,7 +244,7 @@ def choose(request: Request, kernel: str | None, sm: int) -> Choice:
       ValueError: the named kernel does not exist or cannot run the request; the message says why and which can.
     """
     check_name(kernel)
-    no_problem = _why_no_problem(request)
+    no_problem = why_no_problem(request)
     if no_problem:
         if kernel is not None:
             raise ValueError(f"kernel={kernel!r} cannot run this: {no_problem}. Leave kernel=None for XLA's own dot.")
@@ -290,7 +308,7 @@ def relative(costs: dict[str, float], kernel: str | None) -> dict[str, float]:
 def explain_request(request: Request, kernel: str | None, sm: int) -> Explanation:
     """The explanation of one request; errors as :func:`choose` raises them."""
     choice = choose(request, kernel, sm)
-    no_problem = _why_no_problem(request)
+    no_problem = why_no_problem(request)
     if no_problem:
         text = f"{request.lhs.dtype.name}{list(request.lhs.shape)} x {request.rhs.dtype.name}{list(request.rhs.shape)}"
         return Explanation(None, no_problem, text, {info.name: no_problem for info in kernels()})
@@ -326,7 +344,7 @@ def explain(lhs: Any, rhs: Any, **kwargs: Any) -> Explanation:
     return _explainers(function, (lhs, rhs), kwargs)[0](target_sm())
 
 
-def _sub_jaxprs(params: dict[str, Any]) -> list[Any]:
+def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
     values = [x for value in params.values() for x in (value if isinstance(value, list | tuple) else [value])]
     return [getattr(x, "jaxpr", x) for x in values if hasattr(getattr(x, "jaxpr", x), "eqns")]
 
@@ -364,7 +382,7 @@ def _explainers(
                 request = request_of(equation)
                 if request is not None:
                     found.append(functools.partial(explain_one, *request))
-            for sub in _sub_jaxprs(equation.params):
+            for sub in sub_jaxprs(equation.params):
                 found += walk(sub)
         return found
 

@@ -4,13 +4,14 @@
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 from jax._src import dispatch as _dispatch
 from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import Primitive
 from jax.interpreters import xla
 
@@ -60,6 +61,12 @@ def match_varying(*operands: jax.Array) -> tuple[jax.Array, ...]:
 def requires_devices_during_lowering(primitive: Primitive) -> None:
     """Lets a lowering rule use custom_partitioning, which wants to know the devices."""
     _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def lowering_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:
+    """The rule that lowers a primitive for a platform now."""
+    entry = _mlir._platform_specific_lowerings[platform].get(primitive) or _mlir._lowerings[primitive]
+    return entry.rule
 
 
 def out_sharding_for_vmap(axis_data: Any, out_sharding: Any, dim: int) -> Any:

@@ -12,6 +12,7 @@ from jaxgemm._choose import Request, able_kernels, native_problem, preference, t
 from jaxgemm._dot_general import dot_general
 from jaxgemm._files import driver_version
 from jaxgemm._native import _core
+from jaxgemm._options import options
 from jaxgemm._plan import DimensionNumbers
 from jaxgemm._reference import error_over_bound, reference
 from jaxgemm._timing import compare, random_array, rotating_arg_sets
@@ -22,6 +23,8 @@ from jaxgemm._version import __version__
 MAX_ESTIMATE = 3.0
 """Kernels that the model expects to take so many times as long as its choice are not tried."""
 ROUNDS, MIN_ROUNDS, BUDGET_S = 20, 7, 6.0
+JAX = "jax.lax.dot_general"
+"""Stands among the names of kernels for what JAX makes of the product without us."""
 
 # Llama-3-8B's feed-forward block at some numbers of tokens, and squares: (batch, m, n, k).
 DEFAULT_SIZES = [(1, size, size, size) for size in (512, 1024, 2048, 4096, 8192)] + [
@@ -35,7 +38,7 @@ class Result:
 
     Attributes:
       key: the problem.
-      times_us: microseconds of each kernel that was timed, by full name.
+      times_us: microseconds of each kernel that was timed, by full name, and of JAX's own product, :data:`JAX`.
       model: the kernel that the model chooses; "" if none can run the problem.
       rejected: kernel -> why it was not timed: it raised, or its result was wrong.
       failure: why nothing was learned, "" if something was.
@@ -52,11 +55,12 @@ class Result:
         """The row for a tuning table; the model's choice unless another kernel is faster by more than MARGIN."""
         if self.failure:
             return None
-        best = min(self.times_us, key=lambda name: self.times_us[name])
+        us = {name: float(f"{us:.5g}") for name, us in self.times_us.items()}
+        jax_us = us.pop(JAX, None)
+        best = min(us, key=lambda name: self.times_us[name])
         if self.times_us[self.model] <= MARGIN * self.times_us[best]:
             best = self.model
-        us, model_us = (float(f"{self.times_us[name]:.5g}") for name in (best, self.model))
-        return Entry(best, us, self.model, model_us)
+        return Entry(best, us[best], self.model, us[self.model], jax_us)
 
 
 def dimension_numbers(key: Key) -> DimensionNumbers:
@@ -119,8 +123,21 @@ def kernel_function(key: Key, name: str) -> Callable[[jax.Array, jax.Array], jax
     return jax.jit(run)
 
 
+def jax_function(key: Key) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The same product by JAX's own rule, as XLA autotunes it."""
+    precision = jax.lax.Precision(key.precision)
+    run = functools.partial(
+        jax.lax.dot_general,
+        dimension_numbers=dimension_numbers(key),
+        precision=(precision, precision),
+        preferred_element_type=jnp.dtype(key.out_dtype),
+    )
+    return jax.jit(run)
+
+
 def tune(key: Key, sm: int) -> Result:
-    """Checks the kernels that may be the fastest on a problem against float64 and times those that are right.
+    """Checks the kernels that may be the fastest on a problem against float64 and times those that are right, and
+    JAX's own product.
 
     Args:
       key: a canonical key.
@@ -137,7 +154,9 @@ def tune(key: Key, sm: int) -> Result:
         if model not in functions:
             failure = f"the model's choice, {model}, is not to be trusted: {rejected[model]}"
             return Result(key, {}, model, rejected, failure)
-        timings = compare(functions, sets, rounds=ROUNDS, min_rounds=MIN_ROUNDS, budget_s=BUDGET_S)
+        with options(install=False):
+            own = _jax_if_able(key, sets[0])
+            timings = compare(functions | own, sets, rounds=ROUNDS, min_rounds=MIN_ROUNDS, budget_s=BUDGET_S)
     except Exception as error:  # out of memory, a GPU that answers no more: the next problem may do
         return Result(key, {}, model, rejected, _first_line(error))
     if any(timing.source != "cupti" for timing in timings.values()):
@@ -196,6 +215,16 @@ def _right_ones(
         else:
             rejected[name] = f"its result is {error:.3g} error bounds off float64"
     return right
+
+
+def _jax_if_able(key: Key, operands: tuple[jax.Array, jax.Array]) -> dict[str, Callable[..., jax.Array]]:
+    """JAX's own product by its name; nothing where XLA cannot compile or run it."""
+    function = jax_function(key)
+    try:
+        jax.block_until_ready(function(*operands))
+    except Exception:  # a product of dtypes that only we have kernels for, or out of memory
+        return {}
+    return {JAX: function}
 
 
 def _first_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ import jax
 
 from jaxgemm._files import device_slug
 from jaxgemm._native import _core
+from jaxgemm._options import TUNING, current
 from jaxgemm._tuning_table import Entry, Key, Table, TableError, other_device, other_kernels, read
 
 MARGIN = 1.04
@@ -24,7 +25,6 @@ MARGIN = 1.04
 in others.
 """
 SETTING = "JAXGEMM_TUNING"
-SETTINGS = ("on", "shipped", "off")
 
 _SHOWN_FAULTS = 3
 _SHIPPED = Path(__file__).parent / "tuning"
@@ -72,16 +72,22 @@ def shipped_path(device: str) -> Path:
 
 
 @functools.cache
-def setting() -> str:
-    """Which tables count, by the environment variable ``JAXGEMM_TUNING``: all ("on"), "shipped" or none ("off")."""
-    value = os.environ.get(SETTING, SETTINGS[0])
-    if value in SETTINGS:
+def _of_environment() -> str:
+    value = os.environ.get(SETTING, TUNING[0])
+    if value in TUNING:
         return value
-    legal = ", ".join(map(repr, SETTINGS))
+    legal = ", ".join(map(repr, TUNING))
     warnings.warn(
-        f"{SETTING}={reprlib.repr(value)} is none of {legal}: {SETTINGS[0]!r} is used", TuningWarning, stacklevel=2
+        f"{SETTING}={reprlib.repr(value)} is none of {legal}: {TUNING[0]!r} is used", TuningWarning, stacklevel=2
     )
-    return SETTINGS[0]
+    return TUNING[0]
+
+
+def setting() -> str:
+    """Which tables count, by ``jaxgemm.options`` or else the environment variable ``JAXGEMM_TUNING``: all ("on"),
+    "shipped" or none ("off").
+    """
+    return current().tuning or _of_environment()
 
 
 def _load(path: Path, device: str, *, shipped: bool) -> Table | None:
@@ -108,9 +114,8 @@ def _load(path: Path, device: str, *, shipped: bool) -> Table | None:
 
 
 @functools.cache
-def _tables(device: str) -> tuple[tuple[Table, str], ...]:
-    """The tables that count for a device, the one to ask first first, each with who says so."""
-    mode = setting()
+def _tables(device: str, mode: str) -> tuple[tuple[Table, str], ...]:
+    """The tables that count for a device under a setting, the one to ask first first, each with who says so."""
     found = []
     # The processes of one program must lower the same program: what differs between machines has no say there.
     path = user_path(device) if mode == "on" and jax.process_count() == 1 else None
@@ -123,7 +128,7 @@ def _tables(device: str) -> tuple[tuple[Table, str], ...]:
 
 def find(key: Key, device: str) -> Iterable[tuple[Entry, str]]:
     """What the tables of a device say of a problem, the one that counts most first, each with its reason in words."""
-    for table, source in _tables(device):
+    for table, source in _tables(device, setting()):
         entry = table.entries.get(key)
         if entry is not None:
             within = f"within {MARGIN - 1:.0%} of " if entry.kernel == entry.model_kernel else ""
@@ -132,5 +137,5 @@ def find(key: Key, device: str) -> Iterable[tuple[Entry, str]]:
 
 def forget() -> None:
     """Lets the setting and the tables be read again: they are read once per process."""
-    setting.cache_clear()
+    _of_environment.cache_clear()
     _tables.cache_clear()

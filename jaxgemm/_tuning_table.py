@@ -16,7 +16,7 @@ from typing import Any
 from jaxgemm._files import dumps, replace_text
 from jaxgemm._native import _core
 
-SCHEMA = 1
+SCHEMA = 2
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
 _MAX_BYTES = 16 * 2**20
@@ -55,12 +55,16 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What was measured: the kernel to run, the one that the model chose, and the microseconds of each."""
+    """What was measured: the kernel to run, the one that the model chose, and the microseconds of each.
+
+    ``jax_us`` are those of ``jax.lax.dot_general`` on the same operands; None where that was not measured.
+    """
 
     kernel: str
     us: float
     model_kernel: str
     model_us: float
+    jax_us: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +85,8 @@ class Table:
 
 _HEADER = ("device", "jaxgemm", "source_hash", "jax", "driver")
 _KEY_FIELDS = tuple(field.name for field in dataclasses.fields(Key))
-_ROW_FIELDS = _KEY_FIELDS + tuple(field.name for field in dataclasses.fields(Entry))
+_ENTRY_FIELDS = tuple(field.name for field in dataclasses.fields(Entry))
+_ROW_FIELDS = _KEY_FIELDS + _ENTRY_FIELDS
 
 
 def _check(good: bool, what: str, value: Any) -> None:
@@ -107,13 +112,14 @@ def _parse_row(row: Any) -> tuple[Key, Entry]:
         _check(isinstance(row[field], str) and row[field] in known, unknown, row[field])
     for field in ("batch", "m", "n", "k"):
         _check(type(row[field]) is int and 1 <= row[field] <= _MAX_SIZE, field, row[field])
-    for field in ("us", "model_us"):
+    for field in ("us", "model_us", "jax_us"):
         us = row[field]
-        _check(type(us) in (int, float) and 0 < us <= _MAX_US, field, us)  # NaN and infinity are not
+        positive = type(us) in (int, float) and 0 < us <= _MAX_US  # NaN and infinity are not
+        _check(positive or (field == "jax_us" and us is None), field, us)
     same = row["kernel"] == row["model_kernel"]
     fits = row["us"] == row["model_us"] if same else row["us"] <= row["model_us"]
     _check(fits, f"us, which does not fit model_us={row['model_us']},", row["us"])
-    return Key(*(row[f] for f in _KEY_FIELDS)), Entry(row["kernel"], row["us"], row["model_kernel"], row["model_us"])
+    return Key(*(row[f] for f in _KEY_FIELDS)), Entry(*(row[f] for f in _ENTRY_FIELDS))
 
 
 def _no_constant(name: str) -> Any:

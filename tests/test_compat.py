@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import AxisType
 
 import jaxgemm
@@ -26,6 +28,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 PRIVATE_NAMES = {
     "jax._src.dispatch.prim_requires_devices_during_lowering",
     "jax._src.interpreters.batching.get_sharding_for_vmap",
+    "jax._src.interpreters.mlir._lowerings",
+    "jax._src.interpreters.mlir._platform_specific_lowerings",
 }
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "code", "codeop", "imp"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
@@ -162,6 +166,20 @@ def test_private_names_do_what_compat_says() -> None:
         jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
     )
     assert _compat.static_sizes((1, 2)) and not _compat.static_sizes((1, *jax.export.symbolic_shape("m")))
+
+
+def test_lowering_rules_are_those_that_were_registered() -> None:
+    primitive = Primitive("test")
+
+    def everywhere(ctx: Any) -> Any: ...
+
+    def on_cuda(ctx: Any) -> Any: ...
+
+    mlir.register_lowering(primitive, everywhere)
+    assert _compat.lowering_rule(primitive, "cuda") is everywhere
+    mlir.register_lowering(primitive, on_cuda, platform="cuda")
+    assert _compat.lowering_rule(primitive, "cuda") is on_cuda
+    assert _compat.lowering_rule(primitive, "cpu") is everywhere
 
 
 @pytest.mark.parametrize(

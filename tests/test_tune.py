@@ -32,11 +32,11 @@ def not_a_number(out: jax.Array) -> jax.Array:
 
 
 def test_the_fastest_right_kernel_is_picked(gpu: Gpu) -> None:
-    gpu.us = {MODEL: 20.0, BEST: 12.345678, WRONG: 1.0, BROKEN: 1.0}
+    gpu.us = {MODEL: 20.0, BEST: 12.345678, WRONG: 1.0, BROKEN: 1.0, _tune.JAX: 11.111111}
     gpu.wrong = {WRONG: one_off, BROKEN: RuntimeError("launch failed\nat line 7")}
     result = _tune.tune(KEY, 90)
-    assert result.entry == Entry(BEST, 12.346, MODEL, 20.0)
-    assert gpu.timed == [[name for name in CONTENDERS if name not in (WRONG, BROKEN)]]
+    assert result.entry == Entry(BEST, 12.346, MODEL, 20.0, 11.111), "JAX's own product is no kernel to run"
+    assert gpu.timed == [[*(name for name in CONTENDERS if name not in (WRONG, BROKEN)), _tune.JAX]]
     assert set(result.times_us) == set(gpu.timed[0])
     assert set(result.rejected) == {WRONG, BROKEN}
     assert result.rejected[BROKEN] == "RuntimeError: launch failed"
@@ -57,7 +57,27 @@ def test_wrong_results_are_not_timed(gpu: Gpu, fault: Any) -> None:
 def test_the_models_choice_stays_within_the_margin(gpu: Gpu, us: float, kernel: str) -> None:
     gpu.us = {BEST: us}
     entry = _tune.tune(KEY, 90).entry
-    assert entry == Entry(kernel, 50.0 if kernel == MODEL else us, MODEL, 50.0)
+    assert entry == Entry(kernel, 50.0 if kernel == MODEL else us, MODEL, 50.0, 50.0)
+
+
+def test_a_product_that_jax_cannot_compute_has_no_time(gpu: Gpu) -> None:
+    gpu.jax_fault = RuntimeError("unsupported dtype")
+    result = _tune.tune(KEY, 90)
+    assert result.entry == Entry(MODEL, 50.0, MODEL, 50.0, None)
+    assert gpu.timed == [CONTENDERS]
+    assert not result.failure and not result.rejected
+
+
+@pytest.mark.parametrize("layout", _tuning_table.LAYOUTS)
+def test_jaxs_own_product_is_the_same_problem_without_us(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxgemm._target.attached_gpu", lambda: (90, H200))
+    key = Key("bfloat16", "bfloat16", "float32", "highest", layout, 1, 48, 64, 80)
+    operands = _tune._operands(key, 0)
+    text = _tune.jax_function(key).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()  # type: ignore[attr-defined]
+    assert "jaxgemm" not in text
+    (line,) = (line for line in text.splitlines() if "stablehlo.dot_general" in line)
+    assert "precision = [HIGHEST, HIGHEST]" in line
+    assert line.endswith("-> tensor<48x64xf32>")
 
 
 def test_what_teaches_nothing_makes_no_row(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_the_command_writes_what_the_chooser_then_uses(gpu: Gpu, capsys: pytest.
     assert jaxgemm.explain(*operands).kernel == MODEL
     gpu.us = {BEST: 25.0}
     assert main_module.main(["tune", "48x64x80"]) == 0
-    assert user_table().entries == {KEY: Entry(BEST, 25.0, MODEL, 50.0)}
+    assert user_table().entries == {KEY: Entry(BEST, 25.0, MODEL, 50.0, 50.0)}
     said = jaxgemm.explain(*operands)
     assert (said.kernel, said.reason) == (BEST, f"measured the fastest on {H200} by `python -m jaxgemm tune`")
     text = " ".join(capsys.readouterr().out.split())
@@ -54,7 +54,7 @@ def test_the_command_reports_what_failed_and_goes_on(gpu: Gpu, capsys: pytest.Ca
     text = " ".join(capsys.readouterr().out.split())
     assert f"FAILED {KEY}, {WRONG}: its result is " in text
     assert "FAILED int32 48x64x80 NN: no kernel takes int32" in text
-    assert user_table().entries == {KEY: Entry(BEST, 25.0, MODEL, 50.0)}
+    assert user_table().entries == {KEY: Entry(BEST, 25.0, MODEL, 50.0, 50.0)}
 
 
 @pytest.fixture

@@ -271,7 +271,7 @@ BROKEN = {
     "null": None,
     "no rows": {name: value for name, value in document([]).items() if name != "rows"},
     "a field too many": document([], more=1),
-    "another schema": document([row()], schema=2),
+    "another schema": document([row()], schema=1),
     "a schema of the wrong type": document([row()], schema=True),
     "a header of the wrong type": document([row()], device=None),
     "rows of the wrong type": document([]) | {"rows": {"0": row()}},
@@ -349,6 +349,8 @@ WRONG_ROWS = {
     "a time of many digits": row(us=10**400),
     "a model's time of many digits": row(model_us=10**309),
     "a time that is text": row(us="10"),
+    "JAX's time of 0": row(jax_us=0.0),
+    "a time of JAX that is text": row(jax_us=""),
     "slower than the model's": row(us=13.0),
     "two times of one kernel": row(MODEL, us=9.0),
 }

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgemm import _tune, _tune_command, _tuning
+from jaxgemm import _tune, _tune_command, _tuning, _tuning_table
 from jaxgemm._native import _core
 from jaxgemm._timing import Timing
 from jaxgemm._tuning_table import Key
@@ -34,6 +34,7 @@ OTHER_FAMILY = next(name for name in ABLE if not name.startswith(FAMILY + ":"))
 def row(kernel: str = FIRST, **changes: Any) -> dict[str, Any]:
     """A row of a table's file, about that problem."""
     measured = {"kernel": kernel, "us": 10.0, "model_kernel": MODEL, "model_us": 12.5 if kernel != MODEL else 10.0}
+    measured["jax_us"] = 11.0
     key = {**BF16, "precision": "default", "layout": "NN", "batch": 1, "m": SIZE, "n": SIZE, "k": SIZE}
     return key | measured | changes
 
@@ -41,7 +42,7 @@ def row(kernel: str = FIRST, **changes: Any) -> dict[str, Any]:
 def document(rows: Sequence[Any], **changes: Any) -> dict[str, Any]:
     """A table's file."""
     header = {
-        "schema": 1,
+        "schema": _tuning_table.SCHEMA,
         "device": H200,
         "jaxgemm": "1.2.3",
         "source_hash": _core.source_hash(),
@@ -87,6 +88,7 @@ class Gpu:
 
     def __init__(self) -> None:
         self.us: dict[str, float] = {}
+        self.jax_fault: Exception | None = None
         self.wrong: dict[str, Any] = {}
         self.source = "cupti"
         self.timed: list[list[str]] = []
@@ -103,6 +105,14 @@ class Gpu:
             preferred_element_type=jnp.dtype(key.out_dtype),
         )
         return dot if fault is None else lambda lhs, rhs: fault(dot(lhs, rhs))
+
+    def jax_function(self, key: Key) -> Any:
+        def dot(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+            if self.jax_fault is not None:
+                raise self.jax_fault
+            return lhs
+
+        return dot
 
     def compare(self, fns: Mapping[str, Any], arg_sets: Sequence[Any], **plan: Any) -> dict[str, Timing]:
         self.timed.append(list(fns))
@@ -122,6 +132,7 @@ def attach_fake(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Gpu:
     attach(monkeypatch, folder)
     fake = Gpu()
     monkeypatch.setattr(_tune, "kernel_function", fake.kernel_function)
+    monkeypatch.setattr(_tune, "jax_function", fake.jax_function)
     monkeypatch.setattr(_tune, "compare", fake.compare)
     monkeypatch.setattr(_tune, "rotating_arg_sets", lambda make_args, nbytes: [make_args(0), make_args(1)])
     monkeypatch.setattr(_tune_command, "_gpu", lambda: (90, H200))
