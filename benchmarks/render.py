@@ -1,4 +1,4 @@
-"""Makes the tables of README.md and in docs/ (ladder.md, host_cost.md, int4_benchmarks.md), those per device, the plot.
+"""Makes the tables of README.md, in docs/ (ladder, host_cost, int4_benchmarks, sharding) and per device, and the plot.
 
 ``python -m benchmarks.render`` writes them from the result files; ``--check`` fails if what is committed is not what
 would be written.
@@ -20,6 +20,7 @@ from benchmarks.mixed_tables import int4_page, load_mixed, mixed_device_page
 from benchmarks.results import Document, Row, geomean, problem_of, validate
 from benchmarks.rungs import NOTHING_YET, inject, ladder_page
 from benchmarks.shapes import LADDER_MORE_SIZES, LADDER_SIZE, dense_groups
+from benchmarks.sharded_file import PAGE, load_sharded, sharded_page
 from benchmarks.tables import (
     DETAIL_HEADER,
     PEER_NAMES,
@@ -134,6 +135,8 @@ def outdated(root: Path, write: bool) -> list[Path]:
     mixed, int4 = load_mixed(directory), root / "docs" / "int4_benchmarks.md"
     texts |= {path.with_suffix(".md"): mixed_device_page(document) for path, document in mixed.items()}
     texts[int4] = int4_page(int4.read_text(), list(mixed.values()))
+    if sharded := load_sharded(directory):
+        texts[root / PAGE] = sharded_page((root / PAGE).read_text(), sharded)
     changed = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     if write:
         for path in changed:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
@@ -155,20 +156,33 @@ def _fused_jvp(
 ) -> Any:
     """The tangent of the accumulator is rounded to the dtype of the result, as it is where an epilogue follows
     ``jnp.matmul``: so the cotangent has that dtype too, and the gradient's two GEMMs have dtypes of kernels.
+
+    Where the result itself says what the tangent is multiplied by, it stays one kernel's, and no accumulator is stored.
     """
     lhs, rhs, *epilogue = primals
     d_lhs, d_rhs, *d_epilogue = tangents
     dot = functools.partial(gemm_p.bind, **params)
     out_dtype = jax.eval_shape(functools.partial(dot, preferred_element_type=preferred_element_type), lhs, rhs).dtype
-    accumulator = dot(lhs, rhs, preferred_element_type=accumulator_dtype(out_dtype))
+    accumulator_type = accumulator_dtype(out_dtype)
     terms = [
         dot(*operands, preferred_element_type=out_dtype)
         for operands, tangent in (((d_lhs, rhs), d_lhs), ((lhs, d_rhs), d_rhs))
         if not isinstance(tangent, ad.Zero)
     ]
-    d_accumulator = sum(terms[1:], terms[0]).astype(accumulator.dtype) if terms else None
-    values = [accumulator, *epilogue]
-    d_values = [d_accumulator, *(None if isinstance(t, ad.Zero) else t for t in d_epilogue)]
+    d_accumulator = sum(terms[1:], terms[0]).astype(accumulator_type) if terms else None
+    d_epilogue = [None if isinstance(t, ad.Zero) else t for t in d_epilogue]
+    alpha, _ = alpha_and_bias(epilogue, has_alpha)
+    d_alpha, d_bias = alpha_and_bias(d_epilogue, has_alpha)
+    if d_accumulator is not None and d_alpha is None and activation in (NO_ACTIVATION, "relu"):
+        out = fused_gemm_p.bind(
+            *primals, has_alpha=has_alpha, activation=activation, preferred_element_type=out_dtype, **params
+        )
+        d_out = apply_epilogue(d_accumulator, alpha, d_bias, NO_ACTIVATION)
+        if activation == "relu":
+            d_out = jnp.where(out > 0, d_out, 0)
+        return out, d_out.astype(out_dtype)
+    accumulator = dot(lhs, rhs, preferred_element_type=accumulator_type)
+    values, d_values = [accumulator, *epilogue], [d_accumulator, *d_epilogue]
     # What does not vary has no tangent, not one of zeros: zero times an infinite accumulator would be NaN.
     varying = [i for i, tangent in enumerate(d_values) if tangent is not None]
 

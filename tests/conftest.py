@@ -18,6 +18,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 GPU_SKIP_REASON = "needs a CUDA GPU"
+SEVERAL_GPUS_SKIP_REASON = f"{GPU_SKIP_REASON}, and a second one"
 
 
 def cuda_devices() -> list[jax.Device]:
@@ -38,22 +39,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not cuda_devices():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason=GPU_SKIP_REASON))
+    for marker, count, reason in (("gpu", 1, GPU_SKIP_REASON), ("several_gpus", 2, SEVERAL_GPUS_SKIP_REASON)):
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and len(cuda_devices()) < count:
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [report for report in terminalreporter.getreports("skipped") if GPU_SKIP_REASON in str(report.longrepr)]
     if skipped:
-        terminalreporter.write_line(f"{len(skipped)} gpu tests skipped: no CUDA GPU", yellow=True)
+        terminalreporter.write_line(f"{len(skipped)} gpu tests skipped: too few CUDA GPUs", yellow=True)
 
 
 @pytest.fixture(autouse=True)
 def without_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tests not marked ``gpu`` compute on the CPU and choose kernels as if no GPU were attached, wherever they run."""
-    if request.node.get_closest_marker("gpu"):
+    """Tests not marked ``gpu`` or ``several_gpus`` compute on the CPU and choose kernels as if no GPU were attached,
+    wherever they run.
+    """
+    if request.node.get_closest_marker("gpu") or request.node.get_closest_marker("several_gpus"):
         yield
         return
     for module in ("_target", "_dot_general"):

@@ -1,11 +1,15 @@
-"""JAX's own tests of ``dot_general``, and of all that JAX makes of it, with ``jaxgemm.dot_general`` in its place.
+"""JAX's own tests of ``dot_general``, and of all that JAX makes of it, with ``jaxgemm.dot_general`` in its place, and
+after ``jaxgemm.install()``.
 
-    python -m tests.jax_suite FOLDER [--suite NAME ...] [--cases N] [--report]
+    python -m tests.jax_suite FOLDER [--suite NAME ...] [--level NAME ...] [--cases N] [--report]
 
 FOLDER is ``tests/`` of a checkout of JAX about as old as the installed one: neither its wheel nor its sdist has them.
 They need absl-py and hypothesis. They run on the first GPU, if there is one; those about several devices, and where
 there is no GPU all, on eight devices of the CPU. What fails and is not among DIFFERENCES, or is and passes, is an
 error. The default precision is HIGHEST. ``--report`` writes tests/jax_suite_report.json.
+
+Two levels: "function" has our function called, and our primitive in the jaxpr. "install" leaves JAX's primitive there,
+and lowers it to a kernel wherever one can, as if a table said of each that it is faster: so it needs a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = Path(__file__).parent / "jax_suite_report.json"
 OUTCOMES = ("passed", "different", "skipped", "failed")
-_RESULT = "JAXGEMM_JAX_SUITE_RESULT"
+LEVELS = ("function", "install")
+_RESULT, _LEVEL = "JAXGEMM_JAX_SUITE_RESULT", "JAXGEMM_JAX_SUITE_LEVEL"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +106,33 @@ def in_place() -> Iterator[collections.Counter[str]]:
         jax.clear_caches()
 
 
-def difference(test: str, platform: str) -> str | None:
+@contextlib.contextmanager
+def installed() -> Iterator[collections.Counter[str]]:
+    """``jaxgemm.install()`` with tables that say of every kernel that it is faster; counts its ``calls``."""
+    import jaxgemm
+    from jaxgemm import _install
+    from jaxgemm._choose import Request, choose
+
+    calls: collections.Counter[str] = collections.Counter()
+    own = _install.measured_faster
+
+    def faster(request: Request, sm: int) -> str | None:
+        kernel = choose(request, None, sm).kernel
+        calls["calls"] += kernel is not None
+        return kernel
+
+    _install.measured_faster = faster
+    jaxgemm.install()
+    try:
+        yield calls
+    finally:
+        jaxgemm.uninstall()
+        _install.measured_faster = own
+
+
+def difference(test: str, platform: str, level: str = LEVELS[0]) -> str | None:
     """Why a test fails by design on a platform of JAX, None if it should pass."""
-    known = DIFFERENCES | (GPU_DIFFERENCES if platform == "gpu" else {})
+    known = (DIFFERENCES if level == "function" else {}) | (GPU_DIFFERENCES if platform == "gpu" else {})
     return known.get(re.sub(r"\d+$", "", test.rpartition("::")[2]))
 
 
@@ -116,17 +145,18 @@ class Outcomes:
         self._stack = contextlib.ExitStack()
         self._calls: collections.Counter[str] = collections.Counter()
         self._platform = ""
+        self._level = os.environ[_LEVEL]
 
     def pytest_sessionstart(self) -> None:
         import jax
 
         self._platform = jax.default_backend()
-        self._calls = self._stack.enter_context(in_place())
+        self._calls = self._stack.enter_context(in_place() if self._level == "function" else installed())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" and report.passed:
             return  # of setting up and of tearing down, only what went wrong counts
-        known = difference(report.nodeid, self._platform)
+        known = difference(report.nodeid, self._platform, self._level)
         outcome = "different" if known and report.failed else report.outcome
         self.counts[outcome] += 1
         if report.failed if known is None else report.passed:
@@ -144,8 +174,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Outcomes(), "jaxgemm_jax_suite")
 
 
-def run(name: str, folder: Path, cases: int) -> dict[str, Any]:
-    """The ``platform`` that a suite ran on, its counts by outcome, ``calls`` of ``jaxgemm.dot_general``, ``surprises``.
+def run(name: str, level: str, folder: Path, cases: int) -> dict[str, Any]:
+    """The ``platform`` that a suite ran on, its counts by outcome, ``calls`` of ``jaxgemm.dot_general`` or of kernels by
+    installed products, ``surprises``.
 
     Raises:
       RuntimeError: pytest did not come to its end, or found no test.
@@ -160,6 +191,7 @@ def run(name: str, folder: Path, cases: int) -> dict[str, Any]:
             # Some tests allow errors of float32's size only: XLA does not round small operands to TF32 by default.
             "JAX_DEFAULT_MATMUL_PRECISION": "highest",
             _RESULT: str(result),
+            _LEVEL: level,
         }
         if suite.devices:
             environment["JAX_PLATFORMS"] = "cpu"
@@ -181,18 +213,33 @@ def _device() -> str:
     return jax.devices()[0].device_kind
 
 
+def _runs(suites: list[str], levels: list[str]) -> list[tuple[str, str]]:
+    """(level, suite) to run: that of installed products where there is a GPU, and what runs on one."""
+    import jax
+
+    gpu = jax.default_backend() == "gpu"
+    return [
+        (level, name)
+        for level in levels
+        for name in suites
+        if level == "function" or (gpu and not SUITES[name].devices)
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES))
+    parser.add_argument("--level", nargs="+", choices=LEVELS, default=list(LEVELS))
     parser.add_argument("--cases", type=int, default=10, help="of each parametrised test, drawn by JAX (default 10)")
     parser.add_argument("--report", action="store_true")
     args = parser.parse_args()
-    results = {name: run(name, args.folder.resolve(), args.cases) for name in args.suite}
-    surprises = [test for counts in results.values() for test in counts.pop("surprises")]
-    for name, counts in results.items():
+    runs = _runs(args.suite, args.level)
+    results = {(level, name): run(name, level, args.folder.resolve(), args.cases) for level, name in runs}
+    surprises = [f"{level}: {test}" for (level, _), counts in results.items() for test in counts.pop("surprises")]
+    for (level, name), counts in results.items():
         numbers = ", ".join(f"{count} {what}" for what, count in counts.items() if what != "platform")
-        print(f"{name} on {counts['platform']}: {numbers}")
+        print(f"{level}: {name} on {counts['platform']}: {numbers}")
     for test in surprises:
         print(f"SURPRISE {test}")
     if args.report and not surprises:
@@ -202,7 +249,8 @@ def main() -> int:
         from jaxgemm._files import dumps, replace_text
 
         header = {"device": _device(), "jax": jax.__version__, "cases": args.cases, "trees": evidence_trees()}
-        replace_text(REPORT, dumps({**header, "rows": [{"suite": name, **counts} for name, counts in results.items()]}))
+        rows = [{"level": level, "suite": name, **counts} for (level, name), counts in results.items()]
+        replace_text(REPORT, dumps({**header, "rows": rows}))
         print(f"wrote {REPORT}")
     return 1 if surprises else 0
 

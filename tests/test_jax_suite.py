@@ -15,7 +15,7 @@ from jax import lax
 from jax._src.internal_test_util import test_harnesses
 
 from benchmarks.trees import EVIDENCE_TREES
-from tests.jax_suite import OUTCOMES, REPORT, SUITES, difference, in_place
+from tests.jax_suite import OUTCOMES, REPORT, SUITES, difference, in_place, installed
 
 SQUARE = np.ones((3, 3), np.float32)
 MADE_OF_IT: dict[str, Callable[..., Any]] = {
@@ -45,6 +45,24 @@ def test_in_place(name: str) -> None:
     assert "jaxgemm_gemm[" not in text and "dot_general[" in text
 
 
+@pytest.mark.parametrize("name", MADE_OF_IT)
+def test_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's primitive stays in the jaxpr; for a GPU, it is lowered to a kernel."""
+    monkeypatch.setattr("jaxgemm._install.target_sm", lambda: 90)
+
+    def program() -> str:
+        function = jax.jit(lambda x, y: MADE_OF_IT[name](x, y))
+        return function.trace(SQUARE, SQUARE).lower(lowering_platforms=("cuda",)).as_text()
+
+    with installed() as calls:
+        assert "jaxgemm" not in primitives(MADE_OF_IT[name])
+        text = program()
+    taken = name != "lax.batch_matmul"
+    assert calls["calls"] == taken
+    assert ("@jaxgemm_gemm" in text) == taken
+    assert "jaxgemm" not in program()
+
+
 def test_dot_of_what_cannot_be_multiplied() -> None:
     with in_place(), pytest.raises(ValueError, match="dimension_numbers must be specified"):
         lax.dot(np.ones((2, 2, 2)), np.ones((2, 2)))
@@ -55,6 +73,7 @@ def test_differences_are_those_of_the_test_without_its_case() -> None:
     assert difference("lax_test.py::LaxTest::testDot12", "gpu") is None
     assert difference("lax_test.py::LaxTest::testDotAlgorithmConfig", "gpu") is not None
     assert difference("lax_test.py::LaxTest::testDotAlgorithmConfig", "cpu") is None
+    assert difference("lax_numpy_test.py::LaxBackedNumpyTests::testMixedPrecisionDot12", "gpu", "install") is None
 
 
 HARNESSES = [harness for harness in test_harnesses.all_harnesses if harness.group_name == "dot_general"]
@@ -85,7 +104,9 @@ def test_report() -> None:
     report = json.loads(REPORT.read_text())
     assert set(report) == {"device", "jax", "cases", "trees", "rows"}
     assert set(report["trees"]) == set(EVIDENCE_TREES)
-    assert [row["suite"] for row in report["rows"]] == list(SUITES)
+    expected = [("function", name) for name in SUITES]
+    expected += [("install", name) for name, suite in SUITES.items() if not suite.devices]
+    assert [(row["level"], row["suite"]) for row in report["rows"]] == expected
     for row in report["rows"]:
-        assert set(row) == {"suite", "platform", *OUTCOMES, "calls"}
+        assert set(row) == {"level", "suite", "platform", *OUTCOMES, "calls"}
         assert row["failed"] == 0 and row["passed"] > 0 and row["calls"] > 0

@@ -267,3 +267,21 @@ def test_bias_with_symbolic_dimensions() -> None:
         jax.jit(lambda x, w, b: jaxgemm.matmul(x, w, bias=b)), platforms=["cuda"], disabled_checks=checks
     )(struct((m, 4), "float32"), struct((4, 5), "float32"), struct((5,), "float32"))
     assert exported.out_avals[0].shape == (m, 5)
+
+
+@pytest.mark.parametrize(("activation", "varies"), [(None, (0, 1, 2)), ("relu", (0, 1, 2)), ("relu", (1,))])
+def test_forward_calls_of_gradients_keep_their_epilogue(activation: str | None, varies: tuple[int, ...]) -> None:
+    """Of what is linear, and of relu, whose result says what its gradient is: no accumulator is stored."""
+
+    def loss(x: Any, y: Any, bias: Any) -> Any:
+        out = jaxgemm.matmul(x, y, bias=bias, alpha=2.0, activation=activation)
+        return jnp.square(out.astype(jnp.float32)).sum()
+
+    operands = struct((32, 64), jnp.bfloat16), struct((64, 48), jnp.bfloat16), struct((48,), jnp.bfloat16)
+    text = cuda_text(jax.grad(loss, varies), *operands)
+    forward, *backward = custom_calls(text)
+    assert len(backward) == len([i for i in varies if i < 2])
+    assert f'activation = "{activation or "none"}"' in forward
+    assert "has_alpha = true" in forward
+    assert "-> tensor<32x48xbf16>" in forward
+    assert all("xbf16>, tensor" in line and line.rstrip().endswith("xbf16>") for line in backward)

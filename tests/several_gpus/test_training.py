@@ -1,0 +1,25 @@
+"""A training step of an MLP over all GPUs: with weights on each of them, and with weights split over them."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from benchmarks.sharded_layers import PARTITIONS
+from tests.several_gpus.checks import check_data_parallel, check_fully_sharded
+from tests.several_gpus.test_tensor_parallel import REDUCED
+
+pytestmark = pytest.mark.several_gpus
+
+TOKENS = 256
+every_partition = pytest.mark.parametrize("partition", PARTITIONS)
+
+
+@every_partition
+def test_weights_on_every_gpu(devices: list[jax.Device], partition: str) -> None:
+    check_data_parallel(devices, REDUCED, TOKENS, partition)
+
+
+@every_partition
+def test_weights_split_over_the_gpus(devices: list[jax.Device], partition: str) -> None:
+    check_fully_sharded(devices, REDUCED, TOKENS, partition)
