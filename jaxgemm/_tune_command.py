@@ -179,14 +179,14 @@ def _run(
 
 def _results_table(results: Sequence[_tune.Result], device: str) -> Table:
     table = Table(title=f"Device time on {device}; a gain of less than {_tuning.MARGIN - 1:.0%} changes nothing")
-    for heading in ("problem", "the model's choice", "us", "to run", "us", "gain"):
-        table.add_column(heading, justify="right" if heading in ("us", "gain") else "left")
+    for heading in ("problem", "the model's choice", "us", "to run", "us", "gain", "JAX, us"):
+        table.add_column(heading, justify="right" if heading.endswith(("us", "gain")) else "left")
     for result in results:
         entry = result.entry
         if entry is not None:
             gain = "" if entry.kernel == entry.model_kernel else f"{entry.model_us / entry.us - 1:.1%}"
-            times = f"{entry.model_us:,.1f}", f"{entry.us:,.1f}"
-            table.add_row(str(result.key), entry.model_kernel, times[0], entry.kernel, times[1], gain)
+            times = [us and f"{us:,.1f}" for us in (entry.model_us, entry.us, entry.jax_us)]
+            table.add_row(str(result.key), entry.model_kernel, times[0], entry.kernel, times[1], gain, times[2])
     return table
 
 

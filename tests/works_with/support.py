@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxgemm
+from jaxgemm._reference import error_over_bound, reference
 from tests.helpers import cuda_text
 
 GEMM, MIXED, XLA = "jaxgemm_gemm", "jaxgemm_mixed", "XLA's own dot"
@@ -88,3 +90,16 @@ def linear_attention(query: Any, key: Any, value: Any, *, dot_general: Any, **_:
     scores = jnp.einsum("...qhd,...khd->...hqk", query, key, _dot_general=dot_general)
     small = jnp.where(abs(scores) < 2, scores, 0)
     return jnp.einsum("...hqk,...khd->...qhd", small, value, _dot_general=dot_general)
+
+
+def assert_quantised_product(out: Any, x: jax.Array, weight: jaxgemm.QuantizedMatrix, bias: Any, relu: bool) -> None:
+    """``out`` is x @ weight + bias, of the dtype of x, within its bound, or relu of that."""
+    exact, magnitude = map(np.asarray, reference(x, weight.dequantize(jnp.float32), (((1,), (0,)), ((), ()))))
+    add = 0 if bias is None else np.asarray(bias, np.float64)
+    exact, magnitude = exact + add, magnitude + abs(add)
+    exact = np.maximum(exact, 0) if relu else exact
+    assert exact.any()
+    # Kernels may round a scale to the dtype of x, and its product with a code again.
+    rounding = (1 + float(jnp.finfo(x.dtype).eps) / 2) ** 2 - 1
+    ratio = error_over_bound(out, exact, magnitude, weight.k, x.dtype, x.dtype, weight_rounding=rounding)
+    assert ratio <= 1, f"the error is {ratio} of its bound"

@@ -1,6 +1,6 @@
 """Flax Linen's hooks for products: the same numbers and gradients as with its own, none of which are left.
 
-Works with: Flax Linen (flax >= 0.12)
+Works with: Flax Linen (flax >= 0.12.8)
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from flax import linen as nn
 
 import jaxgemm
 from tests.helpers import integers
-from tests.works_with.support import MIXED, assert_exact, assert_ours, every_dtype, linear_attention, sparse
+from tests.works_with.support import (
+    MIXED,
+    assert_exact,
+    assert_ours,
+    assert_quantised_product,
+    every_dtype,
+    linear_attention,
+    sparse,
+)
 
 BATCH, SEQ, WIDTH, HEADS, LAYERS = 3, 6, 16, 2, 3
 
@@ -119,7 +127,7 @@ class QuantizedDense(nn.Module):
         def quantised(key: jax.Array) -> jaxgemm.QuantizedMatrix:
             return jaxgemm.quantize(jax.random.normal(key, (x.shape[-1], self.features), x.dtype), group_size=32)
 
-        kernel, bias = self.param("kernel", quantised), self.param("bias", nn.initializers.zeros, (self.features,))
+        kernel, bias = self.param("kernel", quantised), self.param("bias", nn.initializers.normal(), (self.features,))
         return jaxgemm.matmul(x, kernel, bias=bias, activation="relu"), None
 
 
@@ -131,10 +139,11 @@ def test_scan_over_quantised_weights(rng: np.random.Generator) -> None:
     assert isinstance(params["params"]["kernel"], jaxgemm.QuantizedMatrix)
     assert params["params"]["kernel"].shape == (LAYERS, width, width)
     got, _ = jax.jit(layers.apply)(params, x, None)
+    kernels, biases = params["params"]["kernel"], params["params"]["bias"]
     wanted = x
     for i in range(LAYERS):
-        matrix = jax.tree.map(lambda leaf, i=i: leaf[i], params["params"]["kernel"])
-        wanted = jaxgemm.matmul(wanted, matrix, activation="relu")
-    assert wanted.any()
+        matrix, inputs = jax.tree.map(lambda leaf, i=i: leaf[i], kernels), wanted
+        wanted = jaxgemm.matmul(inputs, matrix, bias=biases[i], activation="relu")
+        assert_quantised_product(wanted, inputs, matrix, biases[i], relu=True)
     np.testing.assert_array_equal(np.asarray(got), np.asarray(wanted))
     assert_ours(layers.apply, params, x, None, target=MIXED)

@@ -1,6 +1,6 @@
 """Flax NNX: layers that multiply by jaxgemm, steps of training, and a layer of quantised weights.
 
-Works with: Flax NNX (flax >= 0.12)
+Works with: Flax NNX (flax >= 0.12.8)
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from flax import nnx
 
 import jaxgemm
 from tests.helpers import integers, struct
-from tests.works_with.support import MIXED, assert_exact, assert_ours, every_dtype, linear_attention, sparse
+from tests.works_with.support import (
+    MIXED,
+    assert_exact,
+    assert_ours,
+    assert_quantised_product,
+    every_dtype,
+    linear_attention,
+    sparse,
+)
 
 BATCH, SEQ, WIDTH, HEADS = 3, 6, 16, 2
 
@@ -124,16 +132,16 @@ class QuantizedLinear(nnx.Module):
         self.bias = nnx.Param(linear.bias[...])
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jaxgemm.matmul(x, self.kernel.get_value(), bias=self.bias[...], activation="silu")
+        return jaxgemm.matmul(x, self.kernel.get_value(), bias=self.bias[...], activation="relu")
 
 
 def test_quantised_layer(rng: np.random.Generator) -> None:
     """A layer that was trained, quantised for inference."""
-    layer = QuantizedLinear(nnx.Linear(96, 40, rngs=nnx.Rngs(params=3)))
+    layer = QuantizedLinear(nnx.Linear(96, 40, bias_init=nnx.initializers.normal(), rngs=nnx.Rngs(params=3)))
     x = integers(rng, (BATCH, 96), jnp.bfloat16)
     got = nnx.jit(lambda model, x: model(x))(layer, x)
     kernel, bias = layer.kernel.get_value(), layer.bias[...]
     assert isinstance(kernel, jaxgemm.QuantizedMatrix)
-    np.testing.assert_array_equal(got, jaxgemm.matmul(x, kernel, bias=bias, activation="silu"))
+    assert_quantised_product(got, x, kernel, bias, relu=True)
     graph, state = nnx.split(layer)
     assert_ours(lambda state, x: nnx.merge(graph, state)(x), state, x, target=MIXED)
