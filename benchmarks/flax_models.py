@@ -154,7 +154,8 @@ def cases(small: bool = False) -> list[Case]:
     return [
         Case("GPT-2 sizes, 6 layers, bfloat16, 8 x 1,024 tokens", LanguageModel(6, 768, 12, 50257),
              _language(8, 1024, 50257), _cross_entropy),
-        Case("ViT-B/16, 6 layers, bfloat16, 64 images", VisionTransformer(6, 768, 12), _images(64, 224), _cross_entropy),
+        Case("ViT-B/16, 6 layers, bfloat16, 64 images", VisionTransformer(6, 768, 12),
+             _images(64, 224), _cross_entropy),
         Case("8 layers of 2,048, float32 at HIGHEST, batch 4,096", Perceptron(8, 2048),
              _features(4096, 2048), _square_error),
     ]  # fmt: skip

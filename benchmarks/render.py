@@ -1,4 +1,4 @@
-"""Makes the tables of README.md, in docs/ (ladder, host_cost, int4_benchmarks, sharding) and per device, and the plot.
+"""Makes the tables of README.md, in docs/ (ladder, host_cost, install, ...) and per device, and the plot.
 
 ``python -m benchmarks.render`` writes them from the result files; ``--check`` fails if what is committed is not what
 would be written.
@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks import plot
 from benchmarks.counter_file import SUFFIX, counter_path, load_counters
 from benchmarks.host_file import host_page, load_host
+from benchmarks.installed import installed_page, load_installed
 from benchmarks.limits import LIMITS
 from benchmarks.mixed_tables import int4_page, load_mixed, mixed_device_page
 from benchmarks.results import Document, Row, geomean, problem_of, validate
@@ -135,6 +136,9 @@ def outdated(root: Path, write: bool) -> list[Path]:
     mixed, int4 = load_mixed(directory), root / "docs" / "int4_benchmarks.md"
     texts |= {path.with_suffix(".md"): mixed_device_page(document) for path, document in mixed.items()}
     texts[int4] = int4_page(int4.read_text(), list(mixed.values()))
+    if installed := load_installed(directory):
+        page = root / "docs" / "install.md"
+        texts[page] = installed_page(page.read_text(), installed)
     if sharded := load_sharded(directory):
         texts[root / PAGE] = sharded_page((root / PAGE).read_text(), sharded)
     changed = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]

@@ -45,6 +45,12 @@ class Request:
     has_alpha: bool = False
     has_bias: bool = False
 
+    @staticmethod
+    def of(lhs: Any, rhs: Any, out: Any, *, dimension_numbers: Any, precision: Any, **rest: Any) -> "Request":
+        """That of JAX's own dot_general: of abstract arrays and the primitive's parameters."""
+        lhs, rhs, out = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (lhs, rhs, out))
+        return Request(lhs, rhs, out, dimension_numbers, precision)
+
     def plan(self) -> Plan:
         return make_plan(len(self.lhs.shape), len(self.rhs.shape), self.dimension_numbers)
 

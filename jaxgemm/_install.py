@@ -88,7 +88,9 @@ def as_computed(request: Request) -> Request:
         return request
     rows = len(request.lhs.shape) - len(lhs)
     shape = request.out.shape[rows:] + request.out.shape[:rows]
-    precision = request.precision[::-1] if type(request.precision) is tuple else request.precision
+    precision = request.precision
+    if isinstance(precision, tuple) and not isinstance(precision, jax.lax.DotAlgorithm):  # which is one of names
+        precision = precision[1], precision[0]
     out = jax.ShapeDtypeStruct(shape, request.out.dtype)
     return Request(request.rhs, request.lhs, out, ((rhs, lhs), batch), precision)
 
@@ -103,8 +105,7 @@ def _along_rows(request: Request) -> bool:
 def _lower(own: Any, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
     found = None
     if _acts(ctx):
-        shapes = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*ctx.avals_in, *ctx.avals_out))
-        found = taken(Request(*shapes, params["dimension_numbers"], params["precision"]), target_sm())
+        found = taken(Request.of(*ctx.avals_in, *ctx.avals_out, **params), target_sm())
     if found is None:
         return own(ctx, lhs, rhs, **params)
     return mlir.lower_fun(functools.partial(_multiply, *found), multiple_results=False)(ctx, lhs, rhs)

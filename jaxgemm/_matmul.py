@@ -277,12 +277,13 @@ def einsum(
     optimize: Any = "auto",
     precision: Any = None,
     preferred_element_type: Any = None,
+    out_sharding: Any = None,
     kernel: str | None = None,
 ) -> jax.Array:
     """``jnp.einsum`` whose contractions are :func:`jaxgemm.dot_general`.
 
     Args:
-      subscripts, *operands, optimize: as for ``jnp.einsum``.
+      subscripts, *operands, optimize, out_sharding: as for ``jnp.einsum``.
       precision, preferred_element_type, kernel: as for :func:`jaxgemm.dot_general`, for every contraction.
 
     Returns:
@@ -298,5 +299,6 @@ def einsum(
         optimize=optimize,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
         _dot_general=_dot_general_with(kernel),
     )

@@ -185,7 +185,7 @@ def _results_table(results: Sequence[_tune.Result], device: str) -> Table:
         entry = result.entry
         if entry is not None:
             gain = "" if entry.kernel == entry.model_kernel else f"{entry.model_us / entry.us - 1:.1%}"
-            times = [us and f"{us:,.1f}" for us in (entry.model_us, entry.us, entry.jax_us)]
+            times = ["" if us is None else f"{us:,.1f}" for us in (entry.model_us, entry.us, entry.jax_us)]
             table.add_row(str(result.key), entry.model_kernel, times[0], entry.kernel, times[1], gain, times[2])
     return table
 

@@ -120,10 +120,8 @@ def _requests(jaxpr: Any) -> Sequence[Request]:
         if own is not None:
             found.append(own[0])
         elif equation.primitive is dot_general_p and equation.params["dimension_numbers"][1] == ((), ()):
-            shapes = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in (*equation.invars, *equation.outvars))
-            found.append(
-                as_computed(Request(*shapes, *(equation.params[p] for p in ("dimension_numbers", "precision"))))
-            )
+            avals = [v.aval for v in (*equation.invars, *equation.outvars)]
+            found.append(as_computed(Request.of(*avals, **equation.params)))
         for sub in sub_jaxprs(equation.params):
             found += _requests(sub)
     return found

@@ -175,8 +175,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def run(name: str, level: str, folder: Path, cases: int) -> dict[str, Any]:
-    """The ``platform`` that a suite ran on, its counts by outcome, ``calls`` of ``jaxgemm.dot_general`` or of kernels by
-    installed products, ``surprises``.
+    """The ``platform`` that a suite ran on, its counts by outcome, ``calls`` of ``jaxgemm.dot_general``, or of kernels
+    by installed products, ``surprises``.
 
     Raises:
       RuntimeError: pytest did not come to its end, or found no test.

@@ -19,7 +19,8 @@ from tests.values import is_float
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
     if not REPORT.exists():
-        pytest.fail(f"{REPORT.name} is missing: on a machine with a GPU, `python -m pytest tests/gpu --gpu-report`")
+        command = "python -m pytest tests/gpu tests/works_with --gpu-report"
+        pytest.fail(f"{REPORT.name} is missing: on a machine with a GPU, `{command}`")
     return json.loads(REPORT.read_text())
 
 

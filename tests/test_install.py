@@ -1,4 +1,4 @@
-"""jaxgemm/_install.py and _options.py: which of JAX's own products take our kernels, and when, on a GPU that is not there."""
+"""jaxgemm/_install.py and _options.py: which of JAX's own products take our kernels, on a GPU that is not there."""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ from tests.gpu.report import ERROR, HEADER, GpuReport, RecordError
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--gpu-report", action="store_true", help="write tests/gpu_report.json if all of tests/gpu passes on a GPU"
+        "--gpu-report",
+        action="store_true",
+        help="write tests/gpu_report.json if all of tests/gpu and tests/works_with passes on a GPU",
     )
 
 

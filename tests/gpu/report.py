@@ -1,4 +1,4 @@
-"""``tests/gpu_report.json``: what a whole, clean run of ``tests/gpu`` on one GPU showed.
+"""``tests/gpu_report.json``: what a whole, clean run of ``tests/gpu`` and ``tests/works_with`` on one GPU showed.
 
 Tests hand over what they measured as pytest user properties, which reach the main process from every xdist worker.
 """
@@ -15,7 +15,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 REPORT = HERE.parent / "gpu_report.json"
-PREFIX = "tests/gpu/"
+FOLDERS = ("tests/gpu/", "tests/works_with/")
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 ERROR, SANITIZER, HEADER = "jaxgemm_error_over_bound", "jaxgemm_sanitizer", "jaxgemm_header"
 _COLLECTED = "jaxgemm_collected"
@@ -24,8 +24,9 @@ RecordError: TypeAlias = Callable[[str, float], None]
 
 
 def gpu_test_files() -> set[str]:
-    """Every test file of this folder, as the report names it."""
-    return {PREFIX + path.name for path in HERE.glob("test_*.py")}
+    """Every test file of these folders, as the report names it."""
+    root = HERE.parent.parent
+    return {folder + path.name for folder in FOLDERS for path in (root / folder).glob("test_*.py")}
 
 
 def kernel_names() -> list[str]:
@@ -50,11 +51,11 @@ class GpuReport:
     # Where tests are collected: here, or in each xdist worker.
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
-        self.deselected += sum(item.nodeid.startswith(PREFIX) for item in items)
+        self.deselected += sum(item.nodeid.startswith(FOLDERS) for item in items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.collected = Counter(
-            file for item in session.items if (file := item.nodeid.split("::")[0]).startswith(PREFIX)
+            file for item in session.items if (file := item.nodeid.split("::")[0]).startswith(FOLDERS)
         )
 
     def pytest_sessionfinish(self) -> None:
@@ -71,7 +72,7 @@ class GpuReport:
             self.collected, self.deselected = Counter(collected[0]), collected[1]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not report.nodeid.startswith(PREFIX):
+        if not report.nodeid.startswith(FOLDERS):
             return
         if report.failed or (report.outcome == "skipped" and self.outcomes.get(report.nodeid) != "failed"):
             self.outcomes[report.nodeid] = report.outcome

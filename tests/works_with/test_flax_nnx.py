@@ -29,12 +29,6 @@ from tests.works_with.support import (
 BATCH, SEQ, WIDTH, HEADS = 3, 6, 16, 2
 
 
-def einsum(*args: Any, out_sharding: Any = None, **kwargs: Any) -> jax.Array:
-    """``nnx.Einsum`` says in any case how its result is to be sharded, mostly None, which ``jaxgemm.einsum`` lacks."""
-    assert out_sharding is None
-    return jaxgemm.einsum(*args, **kwargs)
-
-
 class Layers(nnx.Module):
     """Every layer with a hook for its product, by either of the two kinds of hook."""
 
@@ -75,7 +69,7 @@ def weighted(model: Any, x: jax.Array, weights: jax.Array) -> tuple[jax.Array, j
 
 @every_dtype
 def test_every_layer(dtype: Any, rng: np.random.Generator) -> None:
-    ours, own = Layers(dtype, jaxgemm.dot_general, einsum), Layers(jnp.float32, jax.lax.dot_general, jnp.einsum)
+    ours, own = Layers(dtype, jaxgemm.dot_general, jaxgemm.einsum), Layers(jnp.float32, jax.lax.dot_general, jnp.einsum)
     x, weights = sparse(rng, (struct((BATCH, SEQ, WIDTH)), struct((BATCH, HEADS, SEQ, 9))))
     params = sparse(rng, nnx.state(own, nnx.Param))
 
