@@ -25,6 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(GpuReport(config, config.getoption("--gpu-report")), "jaxgemm_gpu_report")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs half of a GPU's memory comes first, before the pools of the other workers have grown."""
+    items.sort(key=lambda item: not any(mark.args == ("large",) for mark in item.iter_markers("xdist_group")))
+
+
 @functools.cache
 def _header() -> dict[str, Any]:
     return {**current_header(), "source_hash": _core.source_hash()}

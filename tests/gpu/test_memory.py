@@ -224,6 +224,16 @@ def _generated(shape: tuple[int, int], dtype: str) -> Callable[[], jax.Array]:
 
 
 @pytest.mark.xdist_group("large")
+def test_one_row_of_more_than_2_to_34_columns() -> None:
+    """So many tiles in a row that eight rows of them, a band of the scheduler, would not fit 32 bits. In a process of
+    its own, which gives the memory back: XLA's pool would keep 64 GiB, which other tests need.
+    """
+    code = f"from {__name__} import check_one_long_row; check_one_long_row()"
+    done = run_python(code, JAX_PLATFORMS="cuda")
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.xdist_group("large")
 @pytest.mark.parametrize(("m", "n", "k"), [(65536, 32776, 8), (1050000, 8, 2056)], ids=["out", "lhs"])
 @over_modes(rows=list(_LAST.values()))
 def test_more_than_2_to_31_elements(info: Any, dtypes: DTypes, precision: str, m: int, n: int, k: int) -> None:
@@ -241,16 +251,6 @@ def test_more_than_2_to_31_elements(info: Any, dtypes: DTypes, precision: str, m
     expected = _pattern(chosen, np.arange(k)).astype(np.float64) @ _pattern(np.arange(k), columns)
     assert_equal(np.asarray(out), rounded(expected, dtypes[2]), info.name)
     assert not any_nan
-
-
-@pytest.mark.xdist_group("large")
-def test_one_row_of_more_than_2_to_34_columns() -> None:
-    """So many tiles in a row that eight rows of them, a band of the scheduler, would not fit 32 bits. In a process of
-    its own, which gives the memory back: XLA's pool would keep 64 GiB, which other tests need.
-    """
-    code = f"from {__name__} import check_one_long_row; check_one_long_row()"
-    done = run_python(code, JAX_PLATFORMS="cuda")
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def check_one_long_row() -> None:
