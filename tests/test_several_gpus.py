@@ -112,7 +112,7 @@ def test_collectives_of_a_program_are_counted() -> None:
     _, program = compiled(lambda x: lax.with_sharding_constraint(x, NamedSharding(mesh, P())), x)
     assert program.collectives() == {"all-gather": [24]}
     started = """
-  %all-reduce-start.1 = (bf16[16,8]{1,0}, f32[]) all-reduce-start(%a, %b), replica_groups={{0,1}}
+  %all-reduce-start.1 = ((bf16[16,8]{1,0}, f32[]), (bf16[16,8]{1,0}, f32[])) all-reduce-start(%a, %b)
   %all-reduce-done.1 = (bf16[16,8]{1,0}, f32[]) all-reduce-done(%all-reduce-start.1)
   ROOT %all-to-all.3 = u8[4,2]{1,0} all-to-all(%all-reduce-done.1)"""
     assert Program(started).collectives() == {"all-reduce": [128, 1], "all-to-all": [8]}

@@ -49,10 +49,13 @@ class Program:
         self.instructions = [(m[3], m[1], m[4]) for m in found]
 
     def collectives(self) -> dict[str, list[int]]:
-        """Sizes of the arrays that result from the collectives of each kind; several may be combined in one."""
+        """Sizes of the arrays that result from the collectives of each kind; several may be combined in one.
+
+        Of those that have a beginning and an end, the end has the results, the beginning the operands, too.
+        """
         found: dict[str, list[int]] = {}
         for op, name, _ in self.instructions:
-            kind = op.removesuffix("-start")
+            kind = op.removesuffix("-done")
             if kind in COLLECTIVES:
                 found.setdefault(kind, []).extend(math.prod(array.shape) for array in self.results[name])
         return found
