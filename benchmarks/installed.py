@@ -92,8 +92,9 @@ def programs(case: Case, seed: int = 0) -> dict[str, tuple[Callable[..., Any], t
 
 def compiled(function: Callable[..., Any], operands: Sequence[Any], variant: str, mode: str) -> Any:
     """The program by JAX's own rule or by the installed one."""
+    flags: Any = MODES[mode]
     with jaxgemm.options(install=variant == "installed"):
-        return jax.jit(function).lower(*operands).compile(compiler_options=dict(MODES[mode]) or None)
+        return jax.jit(function).lower(*operands).compile(compiler_options=flags or None)
 
 
 def wall(
