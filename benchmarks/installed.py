@@ -173,7 +173,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.installed", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: benchmarks/results/installed/<device>.json")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="also write here what was measured of the products")
     args = parser.parse_args(argv)
     if jax.default_backend() != "gpu":
         print(f"cannot measure models: it needs a GPU, JAX's backend is {jax.default_backend()}", file=sys.stderr)
@@ -196,10 +195,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append(measure(case, program))
                 print(rows[-1], flush=True)
                 jax.clear_caches()
-        if args.table is not None:
-            path = _tuning.user_path(header["device"])
-            assert path is not None
-            replace_text(args.table, path.read_text())
     document: InstalledDocument = {**header, "rows": rows}
     validate_installed(document)
     replace_text(args.out or RESULTS / DIRECTORY / f"{device_slug(header['device'])}.json", dumps(document))

@@ -24,7 +24,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,29 +213,34 @@ def _device() -> str:
     return jax.devices()[0].device_kind
 
 
-def _runs(suites: list[str], levels: list[str]) -> list[tuple[str, str]]:
-    """(level, suite) to run: that of installed products where there is a GPU, and what runs on one."""
-    import jax
+def runs(suites: Sequence[str], levels: Sequence[str] | None, *, gpu: bool) -> list[tuple[str, str]]:
+    """(level, suite) to run, of the levels that were asked for or else of all that can: installed products are those of
+    suites that run on a GPU.
 
-    gpu = jax.default_backend() == "gpu"
-    return [
-        (level, name)
-        for level in levels
-        for name in suites
-        if level == "function" or (gpu and not SUITES[name].devices)
-    ]
+    Raises:
+      ValueError: a level was asked for of which nothing can run.
+    """
+    able = {"function": suites, "install": [name for name in suites if gpu and not SUITES[name].devices]}
+    if empty := [level for level in levels or () if not able[level]]:
+        raise ValueError(f"no suite of {', '.join(suites)} runs at level {', '.join(empty)} on this machine")
+    return [(level, name) for level in levels or LEVELS for name in able[level]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES))
-    parser.add_argument("--level", nargs="+", choices=LEVELS, default=list(LEVELS))
+    parser.add_argument("--level", nargs="+", choices=LEVELS, help="default: all that this machine can run")
     parser.add_argument("--cases", type=int, default=10, help="of each parametrised test, drawn by JAX (default 10)")
     parser.add_argument("--report", action="store_true")
     args = parser.parse_args()
-    runs = _runs(args.suite, args.level)
-    results = {(level, name): run(name, level, args.folder.resolve(), args.cases) for level, name in runs}
+    import jax
+
+    try:
+        chosen = runs(args.suite, args.level, gpu=jax.default_backend() == "gpu")
+    except ValueError as error:
+        parser.error(str(error))
+    results = {(level, name): run(name, level, args.folder.resolve(), args.cases) for level, name in chosen}
     surprises = [f"{level}: {test}" for (level, _), counts in results.items() for test in counts.pop("surprises")]
     for (level, name), counts in results.items():
         numbers = ", ".join(f"{count} {what}" for what, count in counts.items() if what != "platform")
@@ -243,8 +248,6 @@ def main() -> int:
     for test in surprises:
         print(f"SURPRISE {test}")
     if args.report and not surprises:
-        import jax
-
         from benchmarks.trees import evidence_trees
         from jaxgemm._files import dumps, replace_text
 

@@ -262,8 +262,15 @@ def test_rematerialised_layers() -> None:
         (lambda w, x, n: lax.fori_loop(0, n, lambda i, x: jaxgemm.matmul(x, w[i]), x), (struct((), jnp.int32),)),
         (lambda w, x, i: jaxgemm.matmul(x, w[i]), (struct((), jnp.int32),)),  # no loop
         (layers(lambda x, w: jaxgemm.matmul(x, w.T)), ()),
+        (layers(lambda x, w: jaxgemm.matmul(x.astype(jnp.float16), w.astype(jnp.float16)).astype(x.dtype)), ()),
     ],
-    ids=["two at once", "unknown number of layers", "layer of an index", "transposed by the caller"],
+    ids=[
+        "two at once",
+        "unknown number of layers",
+        "layer of an index",
+        "transposed by the caller",
+        "cast by the caller",
+    ],
 )
 def test_what_of_layers_is_copied(function: Callable[..., Any], more: tuple[Any, ...]) -> None:
     assert copies(compiled(function, stacked(512, 512), bf16((16, 512)), *more))

@@ -15,7 +15,7 @@ from jax import lax
 from jax._src.internal_test_util import test_harnesses
 
 from benchmarks.trees import EVIDENCE_TREES
-from tests.jax_suite import OUTCOMES, REPORT, SUITES, difference, in_place, installed
+from tests.jax_suite import OUTCOMES, REPORT, SUITES, difference, in_place, installed, runs
 
 SQUARE = np.ones((3, 3), np.float32)
 MADE_OF_IT: dict[str, Callable[..., Any]] = {
@@ -74,6 +74,16 @@ def test_differences_are_those_of_the_test_without_its_case() -> None:
     assert difference("lax_test.py::LaxTest::testDotAlgorithmConfig", "gpu") is not None
     assert difference("lax_test.py::LaxTest::testDotAlgorithmConfig", "cpu") is None
     assert difference("lax_numpy_test.py::LaxBackedNumpyTests::testMixedPrecisionDot12", "gpu", "install") is None
+
+
+def test_what_runs_where() -> None:
+    both = [("function", name) for name in SUITES], [("install", name) for name in SUITES if name != "sharding"]
+    assert runs(list(SUITES), None, gpu=True) == both[0] + both[1]
+    assert runs(list(SUITES), None, gpu=False) == both[0]
+    assert runs(["vmap"], ["install"], gpu=True) == [("install", "vmap")]
+    for suites, gpu in ((["vmap"], False), (["sharding"], True)):
+        with pytest.raises(ValueError, match="runs at level install on this machine"):
+            runs(suites, ["install"], gpu=gpu)
 
 
 HARNESSES = [harness for harness in test_harnesses.all_harnesses if harness.group_name == "dot_general"]

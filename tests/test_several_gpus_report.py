@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.trees import evidence_trees
 from jaxgemm._native import _core
-from tests.several_gpus.report import REPORT, files_of_tests
+from tests.report import files_of_tests
+from tests.several_gpus import FOLDERS, REPORT
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_says_where_it_comes_from(report: dict[str, Any]) -> None:
 
 
 def test_every_file_passed_without_a_skip(report: dict[str, Any]) -> None:
-    assert set(report["files"]) == files_of_tests()
+    assert set(report["files"]) == files_of_tests(FOLDERS)
     for file, counts in report["files"].items():
         assert counts.keys() == {"passed", "failed", "skipped"}, file
         assert counts["passed"] > 0, file

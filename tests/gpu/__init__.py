@@ -1,1 +1,4 @@
-"""What only a GPU can show: ``pytest tests/gpu --gpu-report`` writes ``tests/gpu_report.json`` if all of it passes."""
+"""What only a GPU can show.
+
+``pytest tests/gpu tests/works_with --gpu-report`` writes ``tests/gpu_report.json`` if all passes.
+"""

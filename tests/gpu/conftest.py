@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.results import current_header
 from jaxgemm._native import _core
-from tests.gpu.report import ERROR, HEADER, GpuReport, RecordError
+from tests.gpu.report import ERROR, GpuReport, RecordError
+from tests.report import HEADER
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

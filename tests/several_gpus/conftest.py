@@ -11,7 +11,8 @@ import pytest
 from benchmarks.results import current_header
 from jaxgemm._native import _core
 from tests.conftest import cuda_devices
-from tests.several_gpus.report import HEADER, SeveralGpusReport
+from tests.report import HEADER, Report
+from tests.several_gpus import FOLDERS, REPORT
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,7 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "several_gpus: needs two CUDA GPUs; skipped, and counted, where there are not")
     wanted = bool(config.getoption("--several-gpus-report", default=False))
-    config.pluginmanager.register(SeveralGpusReport(config, wanted), "jaxgemm_several_gpus_report")
+    report = Report(config, wanted, REPORT, FOLDERS, "several GPUs")
+    config.pluginmanager.register(report, "jaxgemm_several_gpus_report")
 
 
 @functools.cache
