@@ -38,6 +38,9 @@ namespace jaxgemm {
   X(Default, "default")       \
   X(Highest, "highest")
 
+// Sums of so few products at kHighest are too exact for what tensor cores make of float32: epilogue/recompute.cuh.
+inline constexpr int64_t kFewProducts = 16;
+
 // Zero points of quantised weights: the code that means 0 is in the middle of all codes; or is an integer, or a
 // floating-point number, of each group.
 #define JAXGEMM_ZEROS(X) \
@@ -197,7 +200,10 @@ const Kernel* select(const Problem& problem, std::string_view family = {});
 // For how many multiprocessors the model plans.
 int64_t planned_multiprocessors(int sm);
 
-// The model's estimate in microseconds of an H200: what select() minimises.
+// What select() asks first: the place on the ladder of a kernel's rung, negative where it would only get in the way.
+int rung(const Kernel& kernel, const Problem& problem);
+
+// The model's estimate in microseconds of an H200: what select() minimises on a rung.
 double estimated_cost(const Kernel& kernel, const Problem& problem);
 
 // How K is split: as the problem asks, else as the model says. {0, 1} for a kernel without split_k. The model takes

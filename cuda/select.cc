@@ -1,6 +1,7 @@
 // Which kernel to run when the user names none.
 //
-// The later rung of the ladder wins: each was written to beat the one before it. Among the tile configurations of one
+// The later rung of the ladder wins: each was written to beat the one before it; only those that would compute every
+// sum a second time come behind all others (epilogue/recompute.cuh). Among the tile configurations of one
 // family, and between the last two, the model below decides, which also says over how many CTAs K is split. It adds up,
 // for the multiprocessor with the most work, in microseconds of an H200:
 //   k-tiles: of the CTAs that run side by side, each takes its turn at the tensor cores, and pays for the operand
@@ -8,16 +9,17 @@
 //     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). No k-tile takes less than its latency, and all
 //     together no less than reading the operands from DRAM; rows that begin within a line of the L2 cache take longer;
 //   tiles: filling the pipeline and writing the sums, once for each CTA in turn (whole waves of CTAs: what hangs over
-//     an edge, and the multiprocessors that a last wave leaves idle, cost as much as work);
+//     an edge, and the multiprocessors that a last wave leaves idle, cost as much as work), unless another warpgroup of
+//     the CTA multiplies meanwhile;
 //   where K is split, a second kernel and the traffic of the partial sums. CTAs that stay may first take as many whole
 //     tiles each as there are for all, and split K of those that are left over only;
 //   where operands are copied into the workspace, those copies.
 // The constants were fitted on an H200: of wmma_tiled to square tiles of 32, 64 and 128 at 4096^3, which took 1523, 774
-// and 509 us; of mma_multistage and wgmma to 848 and 1617 measurements of their tiles of 16-bit elements, with K split
-// over 1 to 64 CTAs, of 65 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 2048 x 28672 x 8192, each
-// with cold caches, as a program finds them whose weights do not fit L2 (tests/chooser_times*.json). It meets those of
-// either family that are not much slower than the best within 6 and 10 % (root mean square). Its choices take 0.6 %
-// longer than the best on average, and at most 7 % (128 x 14336 x 4096).
+// and 509 us; of mma_multistage and wgmma to 775 and 2936 measurements of their tiles of 16-bit elements, with K split
+// over 1 to 64 CTAs, of 77 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 8192 x 28672 x 2048, one
+// after the other with the operands in DRAM (tests/chooser_times*.json, by `python -m benchmarks.chooser_times`): the
+// large ones at the GPU's power limit, as in a program that trains. The choices take 0.5 % longer than the best on
+// average, and at most 10 % (1 x 4096 x 14336).
 #include <algorithm>
 #include <cmath>
 
@@ -65,13 +67,13 @@ struct Rates {
   }
 };
 constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3, 3.7e6, 0.0},
-                kPipelined = {4.05e6, 83.4, 0.0850, 0.837, 1.59, 1.33e-4, 5.03e6, 4.24, 9.00e6, 2.45e-3},
-                kWarpSpecialised = {3.43e6, 6.40, 0.0699, 0.717, 0.549, 3.12e-5, 4.86e6, 6.23, 4.27e6, 1.81e-3};
+                kPipelined = {3.51e6, 66.4, 0.173, 0.664, 2.30, 2.34e-5, 4.50e6, 1.84, 3.14e6, 2.57e-3},
+                kWarpSpecialised = {3.37e6, 5.64, 0.0591, 0.782, 0.798, 1.90e-5, 4.39e6, 4.77, 4.50e6, 1.98e-3};
 
 constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
 
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
-constexpr double kClusterSumsUs = 5.28, kClusterSumsElementUs = 2.94e-5;
+constexpr double kClusterSumsUs = 3.16, kClusterSumsElementUs = 1.18e-4;
 
 // What 128 columns of a k-tile take longer that pass through registers byte by byte (mainloop/sm90_rhs_registers.cuh),
 // shared by the warpgroups that do so at the same time: at 4096^3 tiles of 64 x 128 took 188 us for 119 with K
@@ -84,7 +86,15 @@ double fragments_us(const KernelInfo& info, const Problem& p) {
   return bytes ? kByteFragmentsUs * info.cta_tile.n / kCols / (info.threads / kWarpgroup - 1) : 0.0;
 }
 
-constexpr double kPairsUs = 1.18;  // of CTAs that load for each other, and so wait for each other
+constexpr double kPairsUs = 1.62;  // of CTAs that load for each other, and so wait for each other
+
+// Where a CTA's consumers take turns, one of them writes its tile while the other one multiplies: what of a tile's cost
+// is left of all but the last. When CTAs of a cluster add up their sums, one of the two only waits.
+constexpr double kTurnShare = 0.189, kIdleTurnUs = 0.558;
+bool takes_turns(const KernelInfo& info) {
+  constexpr int kProducerWarps = 4;
+  return info.tma && (info.threads / kWarpSize - kProducerWarps) * info.warp_tile.m > info.cta_tile.m;
+}
 
 // How many clusters of two or three CTAs run at the same time, one CTA to a multiprocessor: what
 // cudaOccupancyMaxActiveClusters says of an H200, whose clusters have to fit its GPCs.
@@ -92,6 +102,11 @@ int64_t clusters_at_once(int64_t ctas) { return ctas == 2 ? 66 : 39; }
 
 // Whether the rates were fitted to measurements of the family itself.
 bool calibrated(const KernelInfo& info) { return info.stages > 2; }
+
+// Whether a kernel's own sums are thrown away, all of them.
+bool recomputes_all(const KernelInfo& info, const Problem& p) {
+  return info.tf32 && p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest && p.K <= kFewProducts;
+}
 
 // Of a k-tile that is read where it lies, the rows that take two lines of the L2 cache each, as no row of the operand
 // begins with a line. (Rows that do not begin at multiples of 16 bytes are copied first.)
@@ -126,11 +141,12 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const double tile_elements = static_cast<double>(info.cta_tile.m) * info.cta_tile.n;
   const double all_k_tiles = waves * static_cast<double>(k_tiles) * k_tile_us(1) +
                              static_cast<double>(ceil_div(k_tiles, split.splits)) * k_tile;
-  double cost = both_us(all_k_tiles, dram) + (waves + static_cast<double>(ceil_div(share, resident))) *
-                                                 (rates.cta_us + rates.cta_element_us * tile_elements);
+  const double turns = waves + static_cast<double>(ceil_div(share, resident));
+  const double exposed = takes_turns(info) ? std::min(turns, 1.0) + std::max(0.0, turns - 1.0) * kTurnShare : turns;
+  double cost = both_us(all_k_tiles, dram) + exposed * (rates.cta_us + rates.cta_element_us * tile_elements);
   if (info.cluster_ctas > 1) cost += kPairsUs;
   if (in_cluster) {
-    cost += kClusterSumsUs + kClusterSumsElementUs * tile_elements;
+    cost += kClusterSumsUs + kClusterSumsElementUs * tile_elements + (takes_turns(info) ? kIdleTurnUs : 0.0);
   } else if (split.splits > 1) {
     const double partial_bytes = 2.0 * sizeof(float) * static_cast<double>(ctas) * tile_elements;
     cost += rates.reduce_us + partial_bytes / rates.partial_bytes_per_us;
@@ -177,6 +193,16 @@ KSplit k_split(const KernelInfo& info, const Problem& p) {
   return info.bits == 0 ? plan(info, p).split : mixed_k_split(info, p);
 }
 
+int rung(const Kernel& kernel, const Problem& p) {
+  const KernelInfo& info = kernel.info;
+  const auto all = kernels();
+  const auto first = std::find_if(all.begin(), all.end(), [&](const Kernel* other) {
+    return other->info.family == info.family || (calibrated(other->info) && calibrated(info));
+  });
+  const auto place = static_cast<int>(first - all.begin()), places = static_cast<int>(all.size());
+  return recomputes_all(info, p) ? place - places : place;
+}
+
 double estimated_cost(const Kernel& kernel, const Problem& p) {
   if (kernel.info.bits != 0) return estimated_mixed_cost(kernel, p);
   const double cost = plan(kernel.info, p).cost_us;
@@ -190,9 +216,9 @@ const Kernel* select(const Problem& p, std::string_view family) {
   for (const Kernel* kernel : kernels()) {
     if (!family.empty() && kernel->info.family != family) continue;
     if (!why_not(*kernel, p).empty()) continue;
-    const bool comparable = best != nullptr && (best->info.family == kernel->info.family ||
-                                                (calibrated(best->info) && calibrated(kernel->info)));
-    if (!comparable || estimated_cost(*kernel, p) <= estimated_cost(*best, p)) best = kernel;
+    const int place = rung(*kernel, p), best_place = best == nullptr ? place - 1 : rung(*best, p);
+    const bool cheaper = place == best_place && estimated_cost(*kernel, p) <= estimated_cost(*best, p);
+    if (place > best_place || cheaper) best = kernel;
   }
   return best;
 }

@@ -178,15 +178,11 @@ def check_name(kernel: str | None, infos: Sequence[_core.KernelInfo] | None = No
 
 
 def preference(problem: _core.Problem) -> Callable[[str], tuple[int, float, int]]:
-    """The key that sorts names of kernels as ``select`` prefers them: late rungs (those with a pipeline are one), then
-    cheap, then late ones.
-    """
+    """The key that sorts names of kernels as ``select`` prefers them: by rung, then cheap, then late ones."""
     names = [info.name for info in kernels()]
-    families = ["pipelined" if info.stages > 2 else info.family for info in kernels()]
 
     def key(name: str) -> tuple[int, float, int]:
-        place = names.index(name)
-        return -families.index(families[place]), _core.estimated_cost(name, problem), -place
+        return -_core.rung(name, problem), _core.estimated_cost(name, problem), -names.index(name)
 
     return key
 

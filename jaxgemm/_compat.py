@@ -85,8 +85,16 @@ def device_count(ctx: Any) -> int | None:
 
 
 def is_manual(ctx: Any) -> bool:
-    """Whether the lowering happens inside ``shard_map``: the shapes are then those of one device."""
+    """Whether the lowering happens inside ``shard_map``, of some axes at least."""
     return len(getattr(ctx.module_context.axis_context, "manual_axes", ())) > 0
+
+
+def is_fully_manual(ctx: Any) -> bool:
+    """Whether the lowering happens inside ``shard_map`` of all axes, so that no axis is left for XLA to split over."""
+    axis_context = ctx.module_context.axis_context
+    return is_manual(ctx) and all(
+        size == 1 or axis in axis_context.manual_axes for axis, size in axis_context.mesh.shape.items()
+    )
 
 
 def has_explicit_axes(mesh: Any) -> bool:

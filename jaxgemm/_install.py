@@ -29,8 +29,9 @@ def install() -> None:
 
     For CUDA programs that are compiled from now on, in all threads, until :func:`uninstall`. Functions that were
     jitted before are compiled anew at their next call. A product takes our kernel if it is one of two matrices (no
-    batch dimensions) on one device or inside ``shard_map``, and a tuning table has both times of exactly that problem,
-    ours shorter by more than 4 %; ``python -m jaxgemm tune`` and :func:`jaxgemm.tune` measure what a program needs.
+    batch dimensions) on one device or inside ``shard_map`` of all axes of the mesh, and a tuning table has both times
+    of exactly that problem, ours shorter by more than the margin that tables have for differences between runs (a few
+    percent); ``python -m jaxgemm tune`` and :func:`jaxgemm.tune` measure what a program needs.
     Everything else is lowered as without this. Results may differ as those of two kernels do: in how sums are rounded.
 
     ``with jaxgemm.options(install=True):`` does the same for a block of code.
@@ -118,7 +119,7 @@ def _acts(ctx: Any) -> bool:
         return False
     if _compat.has_explicit_axes(ctx.avals_out[0].sharding.mesh):
         return False
-    return _compat.is_manual(ctx) or _compat.device_count(ctx) in (None, 1)
+    return _compat.is_fully_manual(ctx) or (not _compat.is_manual(ctx) and _compat.device_count(ctx) in (None, 1))
 
 
 def _multiply(request: Request, kernel: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ from jaxgemm._plan import DimensionNumbers
 from jaxgemm._reference import error_over_bound, reference
 from jaxgemm._timing import compare, random_array, rotating_arg_sets
 from jaxgemm._tuning import MARGIN
-from jaxgemm._tuning_table import Entry, Key, Table
+from jaxgemm._tuning_table import Entry, Key, Table, merge
 from jaxgemm._version import __version__
 
 MAX_ESTIMATE = 3.0
@@ -42,6 +44,8 @@ class Result:
       model: the kernel that the model chooses; "" if none can run the problem.
       rejected: kernel -> why it was not timed: it raised, or its result was wrong.
       failure: why nothing was learned, "" if something was.
+      jax_failure: why JAX's own product was not timed, so that ``jaxgemm.install()`` will not take the problem; "" if
+        it was.
     """
 
     key: Key
@@ -49,6 +53,7 @@ class Result:
     model: str = ""
     rejected: Mapping[str, str] = dataclasses.field(default_factory=dict)
     failure: str = ""
+    jax_failure: str = ""
 
     @property
     def entry(self) -> Entry | None:
@@ -135,6 +140,26 @@ def jax_function(key: Key) -> Callable[[jax.Array, jax.Array], jax.Array]:
     return jax.jit(run)
 
 
+def measure(
+    keys: Sequence[Key], sm: int, device: str, path: Path, limit_s: float, each: Callable[[Result], object]
+) -> None:
+    """Measures problems one after the other, calls ``each`` with every result, and writes it into the table at ``path``
+    before the next is begun, so that nothing is lost. None is begun after ``limit_s`` seconds but the first.
+
+    Raises:
+      OSError: the table cannot be written.
+    """
+    begin = time.perf_counter()
+    for place, key in enumerate(keys):
+        if place and time.perf_counter() - begin > limit_s:
+            break
+        result = tune(key, sm)
+        each(result)
+        if result.entry is not None:
+            merge(path, dataclasses.replace(empty_table(device), entries={key: result.entry}))
+        jax.clear_caches()  # executables hold device memory; and programs were compiled without knowing
+
+
 def tune(key: Key, sm: int) -> Result:
     """Checks the kernels that may be the fastest on a problem against float64 and times those that are right, and
     JAX's own product.
@@ -155,7 +180,7 @@ def tune(key: Key, sm: int) -> Result:
             failure = f"the model's choice, {model}, is not to be trusted: {rejected[model]}"
             return Result(key, {}, model, rejected, failure)
         with options(install=False):
-            own = _jax_if_able(key, sets[0])
+            own, jax_failure = _jax_if_able(key, sets[0])
             timings = compare(functions | own, sets, rounds=ROUNDS, min_rounds=MIN_ROUNDS, budget_s=BUDGET_S)
     except Exception as error:  # out of memory, a GPU that answers no more: the next problem may do
         return Result(key, {}, model, rejected, _first_line(error))
@@ -164,7 +189,7 @@ def tune(key: Key, sm: int) -> Result:
     times = {name: timing.us for name, timing in timings.items()}
     if not all(math.isfinite(us) and us > 0 for us in times.values()):
         return Result(key, {}, model, rejected, f"times that are not positive: {times}")
-    return Result(key, times, model, rejected)
+    return Result(key, times, model, rejected, jax_failure=jax_failure)
 
 
 def contenders(key: Key, sm: int) -> tuple[str, list[str]]:
@@ -217,14 +242,14 @@ def _right_ones(
     return right
 
 
-def _jax_if_able(key: Key, operands: tuple[jax.Array, jax.Array]) -> dict[str, Callable[..., jax.Array]]:
-    """JAX's own product by its name; nothing where XLA cannot compile or run it."""
+def _jax_if_able(key: Key, operands: tuple[jax.Array, jax.Array]) -> tuple[dict[str, Callable[..., jax.Array]], str]:
+    """JAX's own product by its name, and ""; where XLA cannot compile or run it, nothing, and why."""
     function = jax_function(key)
     try:
         jax.block_until_ready(function(*operands))
-    except Exception:  # a product of dtypes that only we have kernels for, or out of memory
-        return {}
-    return {JAX: function}
+    except Exception as error:  # a product of dtypes that only we have kernels for, or out of memory
+        return {}, _first_line(error)
+    return {JAX: function}, ""
 
 
 def _first_line(error: Exception) -> str:

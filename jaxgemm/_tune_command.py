@@ -4,10 +4,8 @@ What it finds on this machine's GPU is kept in the user's cache folder, and coun
 """
 
 import argparse
-import dataclasses
 import re
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -156,24 +154,20 @@ def _run(
     keys: Sequence[_tuning_table.Key], sm: int, device: str, path: Path, limit_s: float, console: Console
 ) -> tuple[list[_tune.Result], str]:
     """Measures the problems, and writes after each so that nothing is lost; returns why that was impossible, or ""."""
-    table, results, begin = _tune.empty_table(device), [], time.perf_counter()
+    results: list[_tune.Result] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(keys))
-        for key in keys:
-            if results and time.perf_counter() - begin > limit_s:
-                break
-            progress.update(task, description=str(key))
-            results.append(_tune.tune(key, sm))
-            entry = results[-1].entry
-            if entry is not None:
-                table = dataclasses.replace(table, entries={**table.entries, key: entry})
-                try:
-                    _tuning_table.merge(path, table)
-                except OSError as error:
-                    return results, error.strerror or str(error)
-            jax.clear_caches()  # executables hold device memory
-            progress.advance(task)
+        task = progress.add_task(str(keys[0]), total=len(keys))
+
+        def each(result: _tune.Result) -> None:
+            results.append(result)
+            following = keys[len(results)] if len(results) < len(keys) else ""
+            progress.update(task, advance=1, description=str(following))
+
+        try:
+            _tune.measure(keys, sm, device, path, limit_s, each)
+        except OSError as error:
+            return results, error.strerror or str(error)
     return results, ""
 
 
@@ -210,6 +204,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured = [result for result in results if result.entry is not None]
     if measured:
         console.print(_results_table(measured, device))
+    for result in measured:
+        if result.jax_failure:
+            say(f"{result.key}: JAX's own product was not timed, {result.jax_failure}")
     failures = [f"{result.key}, {name}: {why}" for result in results for name, why in result.rejected.items()]
     failures += [f"{result.key}: {result.failure}" for result in results if result.failure]
     failures += [f"{path} cannot be written: {unwritten}"] if unwritten else []

@@ -1,7 +1,6 @@
 """``jaxgemm.tune``: measures the products of a program, so that ``jaxgemm.install()`` knows which of them to take."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,17 +23,19 @@ class Tuned:
       known: problems of the program that the tables had before.
       failures: problem -> why nothing was learned of it.
       left: problems that ``limit_s`` left no time for.
+      not_jax: problem -> why JAX's own product of it could not be timed: ``install()`` will not take it.
     """
 
     measured: dict[Key, Entry]
     known: tuple[Key, ...]
     failures: dict[Key, str]
     left: tuple[Key, ...]
+    not_jax: dict[Key, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = []
         for key, entry in self.measured.items():
-            own = "no time" if entry.jax_us is None else f"{entry.jax_us:,.1f} us"
+            own = f"not timed, {self.not_jax.get(key, '')}" if entry.jax_us is None else f"{entry.jax_us:,.1f} us"
             lines.append(f"{key}: {entry.kernel} {entry.us:,.1f} us, JAX's own product {own}")
         lines += [f"{key}: in a table already" for key in self.known]
         lines += [f"{key}: nothing learned, {why}" for key, why in self.failures.items()]
@@ -81,24 +82,16 @@ def tune(function: Callable[..., Any], *args: Any, limit_s: float = 600.0, **kwa
     keys = problems(function, *args, sm=sm, **kwargs)
     known = tuple(key for key in keys if any(entry.jax_us is not None for entry, _ in _tuning.find(key, device)))
     todo = [key for key in keys if key not in known]
-    measured: dict[Key, Entry] = {}
-    failures: dict[Key, str] = {}
-    begin = time.perf_counter()
-    for place, key in enumerate(todo):
-        if place and time.perf_counter() - begin > limit_s:
-            break
-        result = _tune.tune(key, sm)
-        if result.entry is None:
-            failures[key] = result.failure
-        else:
-            measured[key] = result.entry
-            table = dataclasses.replace(_tune.empty_table(device), entries={key: result.entry})
-            _tuning_table.merge(path, table)
-    left = tuple(todo[len(measured) + len(failures) :])
-    if measured:
-        _tuning.forget()
-        jax.clear_caches()  # of programs that were compiled without knowing
-    return Tuned(measured, known, failures, left)
+    results: list[_tune.Result] = []
+    _tune.measure(todo, sm, device, path, limit_s, results.append)
+    _tuning.forget()
+    return Tuned(
+        {result.key: result.entry for result in results if result.entry is not None},
+        known,
+        {result.key: result.failure for result in results if result.failure},
+        tuple(todo[len(results) :]),
+        {result.key: result.jax_failure for result in results if result.jax_failure},
+    )
 
 
 def problems(function: Callable[..., Any], *args: Any, sm: int, **kwargs: Any) -> list[Key]:

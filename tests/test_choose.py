@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import jaxgemm
-from jaxgemm._choose import NO_SPLIT, choose
+from jaxgemm._choose import NO_SPLIT, choose, preference
 from jaxgemm._native import _core
 from jaxgemm._target import PORTABLE_SM
 from tests.helpers import FAMILIES, KERNEL_NAMES, cuda_text, problem, request, struct
@@ -45,15 +45,33 @@ def test_select_is_total_and_right(rng: np.random.Generator) -> None:
             continue
         assert name in able
         assert name == _core.select(asked)
-        last_family = max((n.split(":")[0] for n in able), key=FAMILIES.index)
+        once = [n for n in able if _core.rung(n, asked) >= 0]
+        last_family = max((n.split(":")[0] for n in once or able), key=FAMILIES.index)
         fitted = {info.family for info in _core.kernels() if info.stages > 2}  # to measurements: these may compete
         rungs = fitted if last_family in fitted else {last_family}
-        assert name.split(":")[0] in rungs, "the latest rung that can"
+        assert name.split(":")[0] in rungs, "the latest rung that can without computing all sums twice"
         for family in FAMILIES:
             named = _core.select(asked, family)
             assert named in [n for n in able if n.startswith(family + ":")] or (
                 not named and not any(n.startswith(family + ":") for n in able)
             )
+
+
+@pytest.mark.parametrize("sizes", [(4096, 2048), (300, 300), (1, 17)])
+def test_few_products_are_left_to_float32s_own_instructions(sizes: tuple[int, int]) -> None:
+    for k in (0, 1, _core.FEW_PRODUCTS):
+        assert _core.select(problem(*sizes, k, precision="highest")).startswith("register_tiled:")
+        assert _core.select(problem(*sizes, k, precision="highest"), "wgmma").startswith("wgmma:"), "if it is named"
+    for asked in (problem(*sizes, _core.FEW_PRODUCTS + 1, precision="highest"), problem(*sizes, _core.FEW_PRODUCTS)):
+        tf32 = {info.family for info in _core.kernels() if info.tf32}
+        assert _core.select(asked).partition(":")[0] in tf32
+
+
+def test_choosing_orders_kernels_as_select_does(rng: np.random.Generator) -> None:
+    for _ in range(300):
+        asked = random_problem(rng)
+        able = [name for name in KERNEL_NAMES if not _core.why_not(name, asked)]
+        assert _core.select(asked) == min(able, key=preference(asked), default="")
 
 
 def test_select_without_any_able_kernel() -> None:

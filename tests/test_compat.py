@@ -159,7 +159,7 @@ def test_all_is_sorted_and_complete() -> None:
 def test_private_names_do_what_compat_says() -> None:
     context = SimpleNamespace(module_context=SimpleNamespace(axis_context=SimpleNamespace()))
     assert _compat.device_count(context) is None
-    assert not _compat.is_manual(context)
+    assert not _compat.is_manual(context) and not _compat.is_fully_manual(context)
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu"))
     assert _compat.has_explicit_axes(mesh)
     assert not _compat.has_explicit_axes(

@@ -216,6 +216,20 @@ def test_several_devices(machine: Machine) -> None:
         assert f"(tensor<{SIZE}x{SIZE}xbf16>, tensor<{SIZE}x{SIZE}xbf16>)" in line
 
 
+def test_partly_manual_meshes_are_xlas(machine: Machine) -> None:
+    """XLA is still to split over the other axis what is inside, and would gather it for a custom call."""
+    machine.give(document([row(FIRST, jax_us=20.0)]))
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices("cpu")[:4])
+    local = PartitionSpec("x", None)
+    operands = bf16(2 * SIZE, SIZE), bf16(SIZE, SIZE)
+    for manual, taken in (({"x"}, 0), ({"x", "y"}, 1)):
+        mapped = jax.shard_map(
+            jnp.matmul, mesh=mesh, in_specs=(local, PartitionSpec()), out_specs=local, axis_names=manual
+        )
+        with jaxgemm.options(install=True), jax.set_mesh(mesh):
+            assert calls(text_of(mapped, *operands)) == taken
+
+
 def test_what_is_computed_is_the_same_product(machine: Machine, rng: np.random.Generator) -> None:
     """Of the operands as they are swapped and contracted, on XLA's own dot."""
     for lhs, rhs, numbers in (

@@ -66,6 +66,7 @@ def test_a_product_that_jax_cannot_compute_has_no_time(gpu: Gpu) -> None:
     assert result.entry == Entry(MODEL, 50.0, MODEL, 50.0, None)
     assert gpu.timed == [CONTENDERS]
     assert not result.failure and not result.rejected
+    assert result.jax_failure == "RuntimeError: unsupported dtype"
 
 
 @pytest.mark.parametrize("layout", _tuning_table.LAYOUTS)

@@ -57,6 +57,12 @@ def test_the_command_reports_what_failed_and_goes_on(gpu: Gpu, capsys: pytest.Ca
     assert user_table().entries == {KEY: Entry(BEST, 25.0, MODEL, 50.0, 50.0)}
 
 
+def test_the_command_says_why_jaxs_product_has_no_time(gpu: Gpu, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu.jax_fault = RuntimeError("unsupported dtype")
+    assert main_module.main(["tune", "48x64x80"]) == 0, "it is no fault of a kernel"
+    assert f"{KEY}: JAX's own product was not timed, RuntimeError: unsupported dtype" in capsys.readouterr().out
+
+
 @pytest.fixture
 def tried(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[Key]:
     """The problems that the command measures, which then takes no time."""

@@ -126,6 +126,14 @@ def test_failures_and_the_limit_are_told(gpu: Gpu) -> None:
     assert "not begun" in str(tuned)
 
 
+def test_why_jaxs_own_product_has_no_time_is_told(gpu: Gpu) -> None:
+    gpu.jax_fault = RuntimeError("unsupported dtype")
+    tuned = jaxgemm.tune(loss, bf16(80, 64), bf16(48, 80))
+    assert tuned.not_jax == {TUNED: "RuntimeError: unsupported dtype"}
+    assert str(tuned).endswith("JAX's own product not timed, RuntimeError: unsupported dtype")
+    assert user_table().entries[TUNED].jax_us is None
+
+
 def test_a_program_without_products() -> None:
     assert str(jaxgemm.Tuned({}, (), {}, ())) == "no products that kernels could take"
 

@@ -18,8 +18,6 @@ struct Keep {
 
 // Computes sums that are not finite again, in float32, and all sums of few products. Costs a pass over K for each.
 struct Recompute {
-  static constexpr int64_t kFewProducts = 16;
-
   struct Operand {
     const float* data;
     int64_t batch_stride, mn_stride, k_stride;

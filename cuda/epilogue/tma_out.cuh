@@ -121,28 +121,19 @@ class OutWriter {
     return s_slot + ptx::swizzled(kSwizzle, static_cast<uint32_t>(row * kRowBytes + byte));
   }
 
-  // The same where TMA cannot store: rows of out begin at any element. The code, which is long, is there once: the sums
-  // take turns in the registers of the first piece.
+  // The same where TMA cannot store: rows of out begin at any element. Of 16 bits, two columns of it take one register:
+  // those of half of the sums are free then.
   template <class Out, class Sum, int kRegisters>
   __device__ void store_moved(Sum (&sums)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
                               int64_t N) {
-    constexpr int kCols = kSlotCols<Out>, kPieceRegisters = kCols / 2;
-    static_assert(kRegisters % kPieceRegisters == 0);
-    const int warp = thread_ / 32;
-    char* s_rows = s_staging_.moved[warp].bytes;
-    const int64_t row = tile.row + warp * MovedRows::kRows;
-    Out* g_piece = static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + row * epilogue.ld + tile.col;
-    const int rows = static_cast<int>(M - row < MovedRows::kRows ? M - row : MovedRows::kRows);
-    int64_t cols = N - tile.col;
-    meet();  // all have read the bias, which may be staged anew after this
-#pragma unroll 1
-    for (int piece = 0; piece < kRegisters / kPieceRegisters; ++piece, g_piece += kCols, cols -= kCols) {
-      __syncwarp();  // what was staged before has been read
-      stage_moved(s_rows, sums, g_piece, epilogue.ld);
+    if constexpr (sizeof(Out) == 2) {
+      uint32_t pairs[kRegisters / 2];
 #pragma unroll
-      for (int i = kPieceRegisters; i < kRegisters; ++i) sums[i - kPieceRegisters] = sums[i];
-      __syncwarp();
-      write_moved(s_rows, g_piece, epilogue.ld, rows, static_cast<int>(cols < kCols ? cols : kCols));
+      for (int i = 0; i < kRegisters / 2; ++i) pairs[i] = packed<Out>(sums[2 * i], sums[2 * i + 1]);
+      store_moved_pieces<Out>(pairs, epilogue, tile, M, N);
+    } else {
+      static_assert(std::is_same_v<Out, Sum>);
+      store_moved_pieces<Out>(sums, epilogue, tile, M, N);
     }
   }
 
@@ -162,6 +153,13 @@ class OutWriter {
       case Activation::kGeluTanh: return activate_in_turns<kAtOnce, Activation::kGeluTanh>(sums);
       case Activation::kGeluErf: return activate_in_turns<kAtOnce / 2, Activation::kGeluErf>(sums);
     }
+  }
+
+  // What follows from the thread's number is computed after this, and not kept in registers until then.
+  __device__ void pin_thread() {
+    int pinned[] = {thread_};
+    ptx::pin_registers(pinned);
+    thread_ = pinned[0];
   }
 
   // Before the CTA's shared memory is gone.
@@ -230,6 +228,30 @@ class OutWriter {
     }
   }
 
+  // The code, which is long, is there once: the values take turns in the registers of the first piece.
+  template <class Out, class Value, int kRegisters>
+  __device__ void store_moved_pieces(Value (&values)[kRegisters], const Epilogue& epilogue, const TileCoord& tile,
+                                     int64_t M, int64_t N) {
+    constexpr int kCols = kSlotCols<Out>, kPieceRegisters = MovedRows::kRows * kRowBytes / 32 / int{sizeof(Value)};
+    static_assert(kRegisters % kPieceRegisters == 0);
+    const int warp = thread_ / 32;
+    char* s_rows = s_staging_.moved[warp].bytes;
+    const int64_t row = tile.row + warp * MovedRows::kRows;
+    Out* g_piece = static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + row * epilogue.ld + tile.col;
+    const int rows = static_cast<int>(M - row < MovedRows::kRows ? M - row : MovedRows::kRows);
+    int64_t cols = N - tile.col;
+    meet();  // all have read the bias, which may be staged anew after this
+#pragma unroll 1
+    for (int piece = 0; piece < kRegisters / kPieceRegisters; ++piece, g_piece += kCols, cols -= kCols) {
+      __syncwarp();  // what was staged before has been read
+      stage_moved(s_rows, values, g_piece, epilogue.ld);
+#pragma unroll
+      for (int i = kPieceRegisters; i < kRegisters; ++i) values[i - kPieceRegisters] = values[i];
+      __syncwarp();
+      write_moved(s_rows, g_piece, epilogue.ld, rows, static_cast<int>(cols < kCols ? cols : kCols));
+    }
+  }
+
   // How many elements an address lies past a multiple of 16 bytes.
   template <class Out>
   __device__ static int phase(const Out* address) {
@@ -241,9 +263,9 @@ class OutWriter {
     return reinterpret_cast<Out*>(s_rows + row * MovedRows::kStrideBytes);
   }
 
-  // Columns of sums as wide as a piece, which begins at g_piece.
-  template <class Out, class Sum, int kRegisters>
-  __device__ void stage_moved(char* s_rows, const Sum (&sums)[kRegisters], const Out* g_piece, int64_t ld) const {
+  // Columns as wide as a piece, which begins at g_piece.
+  template <class Out, class Value, int kRegisters>
+  __device__ void stage_moved(char* s_rows, const Value (&values)[kRegisters], const Out* g_piece, int64_t ld) const {
     const int lane = thread_ % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -251,15 +273,13 @@ class OutWriter {
       Out* s_row = moved_row<Out>(s_rows, row) + phase(g_piece + row * ld) + lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < kSlotCols<Out> / 8; ++i) {
-        const Sum first = sums[i * 4 + half * 2], second = sums[i * 4 + half * 2 + 1];
         if constexpr (sizeof(Out) == 2) {
-          const Pair16<Out> pair = rounded<Out>(first, second);
+          const auto pair = *reinterpret_cast<const Pair16<Out>*>(&values[i * 2 + half]);
           s_row[i * 8] = pair.x;
           s_row[i * 8 + 1] = pair.y;
         } else {
-          static_assert(std::is_same_v<Out, Sum>);
-          s_row[i * 8] = first;
-          s_row[i * 8 + 1] = second;
+          s_row[i * 8] = values[i * 4 + half * 2];
+          s_row[i * 8 + 1] = values[i * 4 + half * 2 + 1];
         }
       }
     }

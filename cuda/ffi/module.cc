@@ -184,6 +184,7 @@ NB_MODULE(_core, m) {
   m.def("mixed_problem", &build_mixed_problem, "batch"_a, "m"_a, "n"_a, "k"_a, "lhs_dtype"_a, "out_dtype"_a,
         "activation"_a, "has_alpha"_a, "has_bias"_a, "bits"_a, "group_size"_a, "scale_dtype"_a, "zeros"_a, "sm"_a,
         "split"_a = std::pair(0, 0), "The Problem of dense operands and quantised weights.");
+  m.attr("FEW_PRODUCTS") = kFewProducts;
   m.attr("PACKED_TILE_K") = kPackedTileK;
   m.attr("MOST_MIXED_CLUSTER_SPLITS") = kMostMixedClusterSplits;
   m.attr("PACKED_TILE_N") = kPackedTileN;
@@ -205,9 +206,12 @@ NB_MODULE(_core, m) {
       },
       "problem"_a, "family"_a = "", "The kernel to run, '' if none can; of one family if one is given.");
   m.def(
+      "rung", [](std::string_view full_name, const Problem& p) { return rung(find_or_throw(full_name), p); }, "name"_a,
+      "problem"_a, "What select() maximises first: of kernels of one rung that are rivals on cost, the same number.");
+  m.def(
       "estimated_cost",
       [](std::string_view full_name, const Problem& p) { return estimated_cost(find_or_throw(full_name), p); },
-      "name"_a, "problem"_a, "What select() minimises within a family: about the microseconds on an H200.");
+      "name"_a, "problem"_a, "What select() minimises within a rung: about the microseconds on an H200.");
   m.def(
       "k_split",
       [](std::string_view full_name, const Problem& p) {

@@ -49,9 +49,10 @@ struct TileConfig {
   static constexpr int kTileK = sm90::kRowBytes / ELEMENT_BYTES;
   static constexpr Tile kCtaTile = {CTA_M, CTA_N, kTileK},
                         kWarpTile = {CTA_M / (PING_PONG ? 1 : CONSUMERS) / 4, CTA_N, kTileK};
-  static constexpr bool kTma = true, kSplitK = true, kTf32 = ELEMENT_BYTES == 4, kPingPong = PING_PONG;
-  // Sums apart need as many registers again.
-  static constexpr bool kHighest = kWarpTile.m * kWarpTile.n <= 16 * 128;
+  static constexpr bool kTma = true, kTf32 = ELEMENT_BYTES == 4, kPingPong = PING_PONG;
+  // Sums apart need as many registers again; and beside still more sums there are none for what parts of K need.
+  static constexpr bool kHighest = kWarpTile.m * kWarpTile.n <= 16 * 128,
+                        kSplitK = kWarpTile.m * kWarpTile.n <= 32 * 128;
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
   // Where it lies along N, though wgmma wants it along K: so many columns to a consumer that all of a row in shared
   // memory is read by the same warps.
@@ -83,6 +84,9 @@ struct Config64x128x64_pairs : TileConfig<64, 128, 2, 1, false, 8, 2> {  // wher
 };
 struct Config128x128x64 : TileConfig<128, 128, 2, 2, true, 6, 1> {
   using SharedStorage = Storage<Config128x128x64>;
+};
+struct Config128x192x64 : TileConfig<128, 192, 2, 2, true, 4, 1> {
+  using SharedStorage = Storage<Config128x192x64>;
 };
 struct Config64x256x64 : TileConfig<64, 256, 2, 1, false, 5, 1> {
   using SharedStorage = Storage<Config64x256x64>;
@@ -137,7 +141,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& smem = shared_storage<typename Config::SharedStorage>();
   const int rank = Config::kClusterCtas > 1 ? ptx::cluster_ctarank() : 0;
   // Whether the CTAs of a cluster share K of all tiles, or may do so of their last one.
-  constexpr bool kAllShare = kWay == Way::kCluster, kMayShare = kWay != Way::kPlain && Config::kClusterCtas == 1;
+  constexpr bool kAllShare = kWay == Way::kCluster;
+  constexpr bool kMayShare = kWay != Way::kPlain && Config::kSplitK && Config::kClusterCtas == 1;
   const auto shared_in_cluster = [&](int64_t partial) {
     return kAllShare || (kMayShare && schedule.in_cluster && partial >= 0);
   };
@@ -177,11 +182,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         terms = writer.template fetch<kCta.n>(epilogue, schedule.shape.N, tile.col);
       }
       typename Loop::Sums sums;
+      int corner[] = {static_cast<int>(tile.batch), static_cast<int>(tile.row), static_cast<int>(tile.col)};
       Loop::multiply(sums, smem.pipeline, ring, first, k_tiles, [&] {
         if constexpr (Config::kPingPong) smem.pipeline.pass_turn(consumer);
       });
+      TileCoord at = tile;
+      if constexpr (!Config::kSplitK) {  // what can be computed from these now, no register has held beside the sums
+        ptx::pin_registers(corner);
+        writer.pin_thread();
+        at = {corner[0], corner[1], corner[2]};
+      }
       const int row = rank * kCta.m;
-      const TileCoord at = {tile.batch, tile.row + row + (Loop::kTransposesSums ? 0 : first), tile.col};
+      at.row += row + (Loop::kTransposesSums ? 0 : first);
       if (shared_in_cluster(partial)) {
         all_consumers_meet();
         if constexpr (Loop::kTransposesSums) {
@@ -190,7 +202,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         } else {
           smem.sums.store(sums, first);
         }
-      } else if (kWay == Way::kAny && partials != nullptr && partial >= 0) {
+      } else if (kWay == Way::kAny && Config::kSplitK && partials != nullptr && partial >= 0) {
         auto* g_partial = partials + (partial * Config::kClusterCtas * kCta.m + row) * kCta.n;
         if constexpr (Loop::kTransposesSums) {
           Loop::store(sums, first, g_partial, kCta.n);
@@ -311,7 +323,7 @@ std::string launch_for(const GemmArgs& args) {
                              Config::kThreads, describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs, maps.out,
                              maps.tma_stores, epilogue, FixOf<Op>(args), partials, schedule);
     };
-    if constexpr (Config::kClusterCtas == 1) {
+    if constexpr (Config::kClusterCtas == 1 && Config::kSplitK) {
       if (schedule.in_cluster && schedule.split.whole == 0) return launch.template operator()<Way::kCluster>();
     }
     if constexpr (!Op::kRecomputes) {
@@ -347,7 +359,8 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace jaxgemm
 
 JAXGEMM_FAMILY(wgmma, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKernel<Config64x128x64_pairs>,
-               &kKernel<Config128x128x64>, &kKernel<Config64x256x64>, &kKernel<Config128x256x64>,
-               &kKernel<Config128x256x64_pairs>, &kKernel<Config256x128x64>, &kKernel<Config64x128x32>,
-               &kKernel<Config128x128x32>, &kKernel<Config128x256x32>, &kKernel<Config64x128x128>,
-               &kKernel<Config128x128x128>, &kKernel<Config256x128x128>, &kKernel<Config128x256x128>)
+               &kKernel<Config128x128x64>, &kKernel<Config128x192x64>, &kKernel<Config64x256x64>,
+               &kKernel<Config128x256x64>, &kKernel<Config128x256x64_pairs>, &kKernel<Config256x128x64>,
+               &kKernel<Config64x128x32>, &kKernel<Config128x128x32>, &kKernel<Config128x256x32>,
+               &kKernel<Config64x128x128>, &kKernel<Config128x128x128>, &kKernel<Config256x128x128>,
+               &kKernel<Config128x256x128>)

@@ -82,7 +82,7 @@ struct Schedule {
   template <Way kWay, class F>
   __device__ void for_each(F&& f) const {
     const unsigned step = gridDim.x / Config::kClusterCtas, first = blockIdx.x / Config::kClusterCtas;
-    if constexpr (kWay == Way::kPlain) {
+    if constexpr (kWay == Way::kPlain || !Config::kSplitK) {
       for (unsigned tile = first; tile < units; tile += step) f(-1, grid.tile(tile), 0, k_tiles(shape.K));
     } else if constexpr (kWay == Way::kCluster) {
       for (unsigned i = first; i < gridDim.x; i += step) {  // once, but what is no loop is compiled worse
