@@ -62,7 +62,7 @@ PROBLEMS = SQUARES + LAYERS + RAGGED + FEW_TILES + TRAINING
 
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 WHAT = (
-    "microseconds of all kernels of a call by CUPTI, median, and one more for a second kernel, which adds up the sums of "
+    "microseconds of all kernels of a call by CUPTI, median, and one more for a second kernel, which adds up sums of "
     "several splits; tiles, splits and families interleaved in random order, operands rotating through twice the L2 "
     "cache; 'tail': K is split of those tiles only that are left over when each multiprocessor has had as many whole "
     "ones as the others"

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.extend.core.primitives import dot_general_p
 
-from jaxgemm import _primitives, _tune, _tuning, _tuning_table
+from jaxgemm import _primitives, _tune, _tuning
 from jaxgemm._choose import Request, native_problem, sub_jaxprs, tuning_key, why_no_problem
 from jaxgemm._install import as_computed
 from jaxgemm._target import attached_gpu, target_sm

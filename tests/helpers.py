@@ -140,7 +140,7 @@ def problem(m: int, n: int, k: int, **kwargs: Any) -> _core.Problem:
 
 def left_over_shapes(info: Any, dtypes: Sequence[str], precision: str) -> list[Shape]:
     """Of few and of more tiles that are left over when all multiprocessors have had one, with K just so long that the
-    model has it split; for a kernel whose CTAs stay. Ragged, and whole.
+    model has it split, if the kernel does so; for one whose CTAs stay. Ragged, and whole.
     """
     tile_m, tile_n, tile_k = info.cta_tile
     rows, clusters = 4, MULTIPROCESSORS // info.cluster_ctas
@@ -150,7 +150,9 @@ def left_over_shapes(info: Any, dtypes: Sequence[str], precision: str) -> list[S
     for more_cols, rest in ((1, 3), (4, 0)):
         m, n = rows * tile_m * info.cluster_ctas - rest, (clusters // rows + more_cols) * tile_n - rest
         depths = range(8 * tile_k, 400 * tile_k, 4 * tile_k)
-        split = [k + 16 for k in depths if _core.k_split(info.name, problem(m, n, k + 16, **kinds))[0]]
+        split = [
+            k + 16 for k in depths if not info.split_k or _core.k_split(info.name, problem(m, n, k + 16, **kinds))[0]
+        ]
         assert split, f"{info.name} never splits K of the tiles that {m} x {n} leaves over"
         shapes.append(Shape(m, n, split[0]))
     return shapes

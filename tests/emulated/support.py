@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jaxgemm._choose import NO_SPLIT
 from tests.edge_shapes import LAYOUTS, Case, Shape, cases, ragged_case, tiled_work
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Placement, Result, Trial, exact, faults
@@ -84,6 +85,7 @@ def in_parallel(function: Callable[[_Item], _Answer], items: Iterable[_Item]) ->
 def tail_trials(info: Any, precision: str = "default") -> list[Trial]:
     """Whole tiles for CTAs that stay, and K of those that are left over split over a cluster, or for a second kernel:
     one tile, and more than the emulated multiprocessors have clusters. Ragged ones, of a batch, with shared operands.
+    Whole tiles only, several to a CTA, where a kernel does not split K.
     """
     tile_m, tile_n, tile_k = info.cta_tile
     rows = tile_m * info.cluster_ctas + 3
@@ -95,7 +97,13 @@ def tail_trials(info: Any, precision: str = "default") -> list[Trial]:
     ]
     place = Placement(multiple=16)
     return [
-        Trial(Case(shape, LAYOUTS[i]), place, Schedule(SEEDS[i]), precision=precision, split=split)
+        Trial(
+            Case(shape, LAYOUTS[i]),
+            place,
+            Schedule(SEEDS[i]),
+            precision=precision,
+            split=split if info.split_k else NO_SPLIT,
+        )
         for i, (shape, split) in enumerate(shapes)
     ]
 
