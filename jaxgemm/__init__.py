@@ -9,6 +9,7 @@ __path__ = extend_path(__path__, __name__)
 from jaxgemm import checkpoint_policies as checkpoint_policies
 from jaxgemm._choose import Explanation, explain, kernels
 from jaxgemm._dot_general import dot_general
+from jaxgemm._export import export_checks
 from jaxgemm._install import install, uninstall
 from jaxgemm._lowering import CpuFallbackWarning
 from jaxgemm._matmul import einsum, matmul
@@ -29,6 +30,7 @@ __all__ = [
     "dot_general",
     "einsum",
     "explain",
+    "export_checks",
     "install",
     "kernels",
     "matmul",

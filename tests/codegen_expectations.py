@@ -271,7 +271,7 @@ def wgmma(instance: Instance) -> Expectation:
         kernel |= {"UTMASTG": 0, "STSM": 0}
     else:
         kernel |= {"UTMASTG": AtLeast(1), "STSM": AtLeast(1) if lhs not in ("float32", "int8") else 0}
-    if way != _PLAIN and instance.info.cluster_ctas == 1:
+    if way != _PLAIN and instance.info.split_k and instance.info.cluster_ctas == 1:
         kernel["LD"] = AtLeast(1)  # of other CTAs' shared memory
     # Sums that the tensor cores would truncate too much are added up outside of them, and nothing else is if plain.
     apart = blocks * n // 2 if products == 3 or (lhs.startswith("float8") and instance.info.highest) else 0
@@ -346,7 +346,7 @@ def instances_of(info: Any) -> int:
     ops = pairs + (info.tf32 and info.highest)
     if info.family == "wgmma":  # K contiguous but for 16-bit elements; plain but for 3xTF32, in clusters, and any
         layouts = len(info.layouts) if info.cta_tile[2] == BOX else 1
-        ways = 1 + (info.cluster_ctas == 1)
+        ways = 1 + (info.cluster_ctas == 1 and info.split_k)
         # Rhs along N that is not copied though wgmma wants it along K: through registers; bytes have no plain one.
         lhs, rhs, out = info.dtypes[0]
         nn = problem(*info.cta_tile, layout="NN", lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out)

@@ -382,7 +382,7 @@ def test_explain(alpha: Any) -> None:
 
 def test_export_with_symbolic_dimensions() -> None:
     (m,) = jax.export.symbolic_shape("m")
-    checks = [jax.export.DisabledSafetyCheck.custom_call("jaxgemm_gemm")]
+    checks = jaxgemm.export_checks()
     exported = jax.export.export(
         jax.jit(lambda x, w, s: jaxgemm.matmul(x, w, alpha=s)), platforms=["cuda", "cpu"], disabled_checks=checks
     )(struct((m, 4)), struct((4, 5)), struct(()))

@@ -207,7 +207,7 @@ def test_the_fallback_is_said_once() -> None:
     assert done.stdout.startswith("1 jaxgemm has no kernels for cpu: XLA's own dot runs instead")
 
 
-CHECKS = [export.DisabledSafetyCheck.custom_call(GEMM_TARGET)]
+CHECKS = jaxgemm.export_checks()
 
 
 def test_export_is_refused_without_the_check_disabled() -> None:
@@ -262,7 +262,7 @@ def test_gradients_of_the_fused_form_run_on_kernels(dtype: str) -> None:
 
 def test_bias_with_symbolic_dimensions() -> None:
     (m,) = export.symbolic_shape("m")
-    checks = [export.DisabledSafetyCheck.custom_call(GEMM_TARGET)]
+    checks = jaxgemm.export_checks()
     exported = export.export(
         jax.jit(lambda x, w, b: jaxgemm.matmul(x, w, bias=b)), platforms=["cuda"], disabled_checks=checks
     )(struct((m, 4), "float32"), struct((4, 5), "float32"), struct((5,), "float32"))

@@ -301,7 +301,7 @@ def test_export_with_symbolic_tokens(k: int, rng: np.random.Generator) -> None:
     matrix = weights(64, "integer", k=k)
     exported = export.export(
         jax.jit(jaxgemm.matmul), platforms=["cuda", "cpu"],
-        disabled_checks=[export.DisabledSafetyCheck.custom_call(MIXED_TARGET)],
+        disabled_checks=jaxgemm.export_checks(),
     )(struct((m, k), jnp.bfloat16), shapes_of(matrix))  # fmt: skip
     assert str(exported.out_avals[0].shape) == f"(m, {N})"
     assert (f"@{MIXED_TARGET}" in exported.mlir_module()) == (k == K)

@@ -414,7 +414,7 @@ def test_symbolic_tokens(rng: np.random.Generator) -> None:
     (tokens,) = jax.export.symbolic_shape("tokens")
     weights = MixedCase(1, 144, 192, 64, "integer").draw(rng, DTYPE, exact=True)[1]
     matrix = jax.device_put(weights.matrix())
-    checks = [jax.export.DisabledSafetyCheck.custom_call(MIXED_TARGET)]
+    checks = jaxgemm.export_checks()
     exported = jax.export.export(jax.jit(jaxgemm.matmul), platforms=["cuda"], disabled_checks=checks)(
         jax.ShapeDtypeStruct((tokens, 192), DTYPE), matrix
     )
