@@ -12,6 +12,8 @@ from jaxgemm._native import _core
 from tests.gpu.report import ERROR, GpuReport, RecordError
 from tests.report import HEADER
 
+_OF_ONE_WORKER = {"test_large.py", "test_emulator.py", "test_sanitizer.py"}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -22,13 +24,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "xdist_group(name): tests that one worker runs (--dist loadgroup)")
     config.pluginmanager.register(GpuReport(config, config.getoption("--gpu-report")), "jaxgemm_gpu_report")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs half of a GPU's memory comes first, before the pools of the other workers have grown."""
-    items.sort(key=lambda item: not any(mark.args == ("large",) for mark in item.iter_markers("xdist_group")))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker runs all of a file that needs half of the GPU's memory, or most of the CPU; and such files come first,
+    before the other workers' pools of memory have grown.
+    """
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file.rpartition("/")[2] in _OF_ONE_WORKER else nodeid
+
+    return Scheduling(config, log)
 
 
 @functools.cache

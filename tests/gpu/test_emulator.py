@@ -22,7 +22,7 @@ from tests.emulator.words import digest, probe_input, read_digests
 from tests.gpu.support import cuda_program
 from tests.values import integers
 
-pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("emulator")]
+pytestmark = pytest.mark.gpu
 
 EMULATOR = ROOT / "tests" / "emulator"
 _TIMEOUT_S = 420

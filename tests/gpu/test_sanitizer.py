@@ -16,7 +16,7 @@ import pytest
 from tests.gpu.report import SANITIZER, SANITIZERS
 from tests.gpu.support import cuda_program
 
-pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("sanitizer")]
+pytestmark = pytest.mark.gpu
 
 HERE = Path(__file__).resolve().parent
 _TIMEOUT_S = 240
