@@ -71,6 +71,10 @@ def float32_highest(info: Any, dtypes: DTypes, precision: str) -> bool:
 
 PRODUCTS = sorted({(dtypes, precision) for _, dtypes, precision in MODES})
 """What some kernel takes, for tests that leave the kernel to the chooser."""
+NARROW_PRODUCTS = [
+    (dtypes, precision) for dtypes, precision in PRODUCTS if not is_float(dtypes[0]) or len(set(dtypes)) == 1
+]
+"""Those whose result is as wide as the operands, or of integers."""
 PRODUCT_IDS = ["-".join([*dtypes, precision]) for dtypes, precision in PRODUCTS]
 
 

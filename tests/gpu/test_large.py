@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxgemm
-from tests.gpu.support import KERNELS, over_modes, poison_free_memory
+from tests.gpu.support import KERNELS, MODES, NARROW_PRODUCTS, over_modes, poison_free_memory
 from tests.helpers import run_python
 from tests.values import DTypes, assert_equal, rounded
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 _LAST = {
     (info.family, *dtypes, precision): (info, dtypes, precision)
     for info, dtypes, precision in MODES
-    if (dtypes, precision) in _NARROW and dtypes[0] != "float16"
+    if (dtypes, precision) in NARROW_PRODUCTS and dtypes[0] != "float16"
 }
 """The last configuration of each family for each product, float16 and bfloat16 being alike."""
 

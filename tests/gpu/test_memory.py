@@ -16,13 +16,13 @@ from tests.gpu.native import attributes_of, batched_plan, device_view, raw_call,
 from tests.gpu.support import (
     KERNELS,
     MODES,
-    PRODUCTS,
+    NARROW_PRODUCTS,
     first_dtypes,
     first_floating,
     over_modes,
     poison_free_memory,
 )
-from tests.values import DTypes, assert_equal, integers, is_float, nan_bytes, precisions, rounded
+from tests.values import DTypes, assert_equal, integers, nan_bytes, precisions, rounded
 
 pytestmark = pytest.mark.gpu
 
@@ -185,10 +185,8 @@ def test_empty_sums_have_an_epilogue(info: Any, dtypes: DTypes, precision: str) 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
-_NARROW = [(dtypes, precision) for dtypes, precision in PRODUCTS if not is_float(dtypes[0]) or len(set(dtypes)) == 1]
 
-
-@pytest.mark.parametrize(("dtypes", "precision"), _NARROW)
+@pytest.mark.parametrize(("dtypes", "precision"), NARROW_PRODUCTS)
 @pytest.mark.parametrize("shapes", [((70001, 3, 5), (70001, 5, 4)), ((1100003, 4), (4, 3)), ((3, 4), (4, 1100003))])
 def test_many_tiles(shapes: tuple[Any, Any], dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
     """More than 65535 batches, and more than a million rows or columns."""
