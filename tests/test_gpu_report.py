@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.trees import evidence_trees
 from jaxgemm._native import _core
+from tests.gpu import conftest
 from tests.gpu.report import REPORT, SANITIZERS, gpu_test_files, kernel_names
 from tests.values import is_float
 
@@ -82,3 +83,8 @@ def test_sources_are_compared(report: dict[str, Any], capsys: pytest.CaptureFixt
         verdict = f"differs from this tree in {', '.join(other)}" if other else "is of this very tree"
         without = f" and says nothing of {', '.join(lacking(report))}" if lacking(report) else ""
         print(f"\n{REPORT.name} of {report['date']} ({report['device']}) {verdict}{without}")
+
+
+def test_files_of_one_worker_exist() -> None:
+    """A renamed one would be dealt to all workers, whose pools do not fit the GPU's memory together."""
+    assert conftest.OF_ONE_WORKER < {name.rpartition("/")[2] for name in gpu_test_files()}

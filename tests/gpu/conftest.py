@@ -12,7 +12,7 @@ from jaxgemm._native import _core
 from tests.gpu.report import ERROR, GpuReport, RecordError
 from tests.report import HEADER
 
-_OF_ONE_WORKER = {"test_large.py", "test_emulator.py", "test_sanitizer.py"}
+OF_ONE_WORKER = {"test_large.py", "test_emulator.py", "test_sanitizer.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +37,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return file if file.rpartition("/")[2] in _OF_ONE_WORKER else nodeid
+            return file if file.rpartition("/")[2] in OF_ONE_WORKER else nodeid
 
     return Scheduling(config, log)
 
