@@ -15,7 +15,7 @@
 //     tiles each as there are for all, and split K of those that are left over only;
 //   where operands are copied into the workspace, those copies.
 // The constants were fitted on an H200: of wmma_tiled to square tiles of 32, 64 and 128 at 4096^3, which took 1523, 774
-// and 509 us; of mma_multistage and wgmma to 775 and 2936 measurements of their tiles of 16-bit elements, with K split
+// and 509 us; of mma_multistage and wgmma to 852 and 2936 measurements of their tiles of 16-bit elements, with K split
 // over 1 to 64 CTAs, of 77 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 8192 x 28672 x 2048, one
 // after the other with the operands in DRAM (tests/chooser_times*.json, by `python -m benchmarks.chooser_times`): the
 // large ones at the GPU's power limit, as in a program that trains. The choices take 0.5 % longer than the best on

@@ -211,8 +211,10 @@ def _measured(request: Request, problem: _core.Problem, family: str | None, able
     key = None if device is None else tuning_key(request, problem)
     if device is None or key is None:
         return None
+    model = _core.select(problem)
     for entry, reason in _tuning.find(key, device):
-        if entry.kernel in able and family in (None, entry.kernel.partition(":")[0]):
+        # Where the model would choose otherwise today, the row may never have been told of the kernel that it prefers.
+        if entry.model_kernel == model and entry.kernel in able and family in (None, entry.kernel.partition(":")[0]):
             return entry.kernel, reason
     return None
 

@@ -1,6 +1,10 @@
 """The compiled module, and its registration with XLA."""
 
+import re
+from pathlib import Path
+
 import jax
+import jaxlib
 
 try:
     from jaxgemm import _core
@@ -12,6 +16,31 @@ except ImportError as error:
 
 GEMM_TARGET = "jaxgemm_gemm"
 MIXED_TARGET = "jaxgemm_mixed"
+
+
+def _ffi_of_runtime() -> tuple[int, int] | None:
+    """(major, minor) of the FFI of the installed jaxlib, as the headers that it brings say; None if they do not."""
+    try:
+        header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text(errors="replace")
+    except OSError:
+        return None
+    numbers = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", header) for part in ("MAJOR", "MINOR")]
+    major, minor = (number and int(number[1]) for number in numbers)
+    return None if major is None or minor is None else (major, minor)
+
+
+def _refuse_an_older_runtime() -> None:
+    """Raises ImportError where XLA would refuse the handlers, of which it says so only when the first one is called."""
+    runtime, built = _ffi_of_runtime(), _core.handler_metadata()[:2]
+    if runtime is not None and (runtime[0] != built[0] or runtime[1] < built[1]):
+        raise ImportError(
+            f"jaxgemm was built for version {built[0]}.{built[1]} of XLA's FFI, jaxlib {jaxlib.__version__} has "
+            f"{runtime[0]}.{runtime[1]} and would refuse its kernels. Install a newer jaxlib, or build jaxgemm again "
+            "with `python -m pip install .` in its source folder."
+        )
+
+
+_refuse_an_older_runtime()
 
 # Registration is lazy: without a CUDA plugin XLA only remembers the handler.
 for _target in (GEMM_TARGET, MIXED_TARGET):

@@ -82,6 +82,36 @@ def test_a_compiled_module_of_other_activations_is_refused(checkout: Path) -> No
     assert "install jaxgemm again from one source" in done.stderr.strip().splitlines()[-1]
 
 
+def header_of(folder: Path, major: int, minor: int) -> None:
+    header = folder / "xla" / "ffi" / "api" / "c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text(f"#define XLA_FFI_API_MAJOR {major}\n\n#define XLA_FFI_API_MINOR {minor}\n")
+
+
+@pytest.mark.parametrize(("older_by", "accepted"), [((0, 1), False), ((-1, 0), False), ((0, -1), True)])
+def test_a_jaxlib_that_would_refuse_the_handlers_is_named(
+    tmp_path: Path, older_by: tuple[int, int], accepted: bool
+) -> None:
+    major, minor, _ = _core.handler_metadata()
+    header_of(tmp_path, major - older_by[0], minor - older_by[1])
+    done = run_python(f"import jax\njax.ffi.include_dir = lambda: {str(tmp_path)!r}\nimport jaxgemm")
+    assert done.returncode == (0 if accepted else 1), done.stderr
+    if not accepted:
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith(f"ImportError: jaxgemm was built for version {major}.{minor} of XLA's FFI, jaxlib ")
+        assert f" has {major - older_by[0]}.{minor - older_by[1]} and would refuse its kernels." in last
+        assert "Install a newer jaxlib, or build jaxgemm again with `python -m pip install .`" in last
+
+
+@pytest.mark.parametrize("content", [None, b"\xff#define XLA_FFI_API_MAJOR x"])
+def test_headers_that_do_not_say_their_version_are_no_obstacle(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        header_of(tmp_path, 0, 0)
+        next(tmp_path.rglob("c_api.h")).write_bytes(content)
+    done = run_python(f"import jax\njax.ffi.include_dir = lambda: {str(tmp_path)!r}\nimport jaxgemm")
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_starts_no_backend() -> None:
     done = run_python(
         "import jax, jaxgemm\njaxgemm.kernels()\nprint('imported')\njax.devices()",

@@ -195,6 +195,16 @@ def test_a_kernel_that_cannot_run_the_problem_is_passed_over(machine: Machine) -
     assert chosen() == SECOND
 
 
+def test_a_row_of_another_favourite_has_no_say(machine: Machine) -> None:
+    """It was measured when the model chose otherwise: what it prefers now may be a kernel that there was not."""
+    before = row(FIRST, model_kernel=SECOND)
+    machine.give(document([before]), document([before]))
+    assert chosen() == MODEL
+    assert chosen(kernel=FAMILY) == MODEL
+    machine.give(document([before]), document([row(SECOND)]))
+    assert chosen() == SECOND
+
+
 def test_where_several_processes_share_a_program_only_the_shipped_table_counts(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
