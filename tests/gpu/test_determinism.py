@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import jaxgemm
+from jaxgemm._native import _core
 from tests.gpu.support import first_dtypes, over_modes, poison_free_memory
 from tests.values import DTypes, normals
 
@@ -63,10 +64,14 @@ def test_same_bits_from_many_threads(info: Any, dtypes: DTypes, precision: str, 
         assert all(out == alone for out in outs)
 
 
-def test_command_buffers(tmp_path: Path) -> None:
-    """Every kernel inside CUDA graphs, whose inputs lie at new addresses in each launch."""
+@pytest.mark.parametrize("loops", [False, True], ids=["bodies of loops", "loops"])
+def test_command_buffers(tmp_path: Path, loops: bool) -> None:
+    """Every kernel inside CUDA graphs, whose inputs lie at new addresses in each launch; and in loops that run graphs,
+    or are part of one.
+    """
+    commands = "FUSION,CUSTOM_CALL,DYNAMIC_SLICE_FUSION" + (",WHILE,CONDITIONAL" if loops else "")
     flags = (
-        "--xla_gpu_graph_min_graph_size=1 --xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL "
+        f"--xla_gpu_graph_min_graph_size=1 --xla_gpu_enable_command_buffer={commands} "
         f"--xla_dump_to={tmp_path / 'dump'} --xla_dump_hlo_as_text"
     )
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
@@ -78,5 +83,12 @@ def test_command_buffers(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     seen = json.loads(ran.stdout.splitlines()[-1])
-    assert seen["runs"] == seen["exact_runs"] > 0
-    assert seen["graph_launch_traced"] or seen["command_buffer_dumped"], f"nothing was captured: {seen}"
+    assert seen["runs"] > 0
+    assert seen["exact_runs"] == [seen["runs"]] * 3, seen
+    assert seen["graph_launch_traced"], seen
+    captured = seen["captured"]
+    assert captured["every_kernel"]["kCustomCall"] == 2 * len(_core.kernels()), captured
+    assert captured["every_mixed_kernel"]["kCustomCall"] == 2 * len(_core.mixed_kernels()), captured
+    assert captured["looped"]["kCustomCall"] == 3, captured
+    # XLA leaves the scan outside, as it copies a slice of scales on another stream meanwhile.
+    assert captured["looped"].get("kWhile", 0) == (1 if loops else 0), captured
