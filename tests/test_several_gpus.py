@@ -41,11 +41,6 @@ def test_exact_numbers_of_one_device_do_in_place_of_float64(devices: list[jax.De
     checks.check_tensor_parallel(devices, SMALL, "mlp", 12, "auto", quantised=True, in_float64=False)
 
 
-@every_form
-def test_products_while_sums_are_exchanged(devices: list[jax.Device], quantised: bool) -> None:
-    checks.check_overlap(devices, SMALL, 12, quantised, parts=2, runs=2)
-
-
 def test_quantising_in_place(devices: list[jax.Device]) -> None:
     checks.check_quantize(devices, SMALL)
 
@@ -121,16 +116,6 @@ def test_collectives_of_a_program_are_counted() -> None:
   %all-reduce-done.1 = (bf16[16,8]{1,0}, f32[]) all-reduce-done(%all-reduce-start.1)
   ROOT %all-to-all.3 = u8[4,2]{1,0} all-to-all(%all-reduce-done.1)"""
     assert Program(started).collectives() == {"all-reduce": [128, 1], "all-to-all": [8]}
-
-
-def test_calls_during_a_collective_are_counted() -> None:
-    call = 'custom-call(%a), custom_call_target="jaxgemm_gemm"'
-    lines = [
-        "all-reduce(%a)", call, "all-reduce-start(%a)", "fusion(%a)", "all-gather-start(%a)", call,
-        "all-reduce-done(%a)", call, 'custom-call(%a), custom_call_target="other"', "all-gather-done(%a)", call,
-    ]  # fmt: skip
-    text = "\n".join(f"  %n{i} = bf16[8]{{0}} {line}" for i, line in enumerate(lines))
-    assert Program(text).overlapped() == 2
 
 
 @pytest.mark.parametrize("typed", ["", "bf16[64,512]{1,0} "])

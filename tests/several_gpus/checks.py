@@ -96,37 +96,6 @@ def check_tensor_parallel(
     return program
 
 
-OVERLAPPING = {
-    "xla_gpu_enable_latency_hiding_scheduler": True,
-    "xla_gpu_all_reduce_combine_threshold_bytes": 0,  # one all-reduce for all would be exchanged when all is done
-}
-
-
-def check_overlap(devices: Devices, dims: Dims, count: int, quantised: bool, *, parts: int = 4, runs: int = 10) -> None:
-    """While the sums of some tokens are exchanged, others are multiplied, on another stream: still the bits of one
-    device, run after run.
-    """
-    with jax.default_device(devices[0]):
-        xs = [data.tokens(20 + i, count, dims) for i in range(parts)]
-        dense = data.dense_weights(7, "mlp", dims)
-        weights = data.quantized(dense) if quantised else dense
-        alone = [jax.jit(sl.whole_layer("mlp", dims, jaxgemm.matmul))(x, weights) for x in xs]
-    for i, (x, out) in enumerate(zip(xs, alone, strict=True)):
-        assert_exact(out, exact_layer("mlp", x, dense, dims), f"part {i} on one device against float64")
-    mesh = sl.make_mesh(devices, MODEL, "shard_map")
-    with jax.set_mesh(mesh):
-        layer = sl.tensor_parallel("mlp", dims, jaxgemm.matmul, mesh, "shard_map")
-        operands = jax.device_put(xs, NamedSharding(mesh, P(None, None))), sl.place(mesh, weights)
-        run, program = compiled(lambda xs, w: [layer(x, w) for x in xs], *operands, options=OVERLAPPING)
-        outs = [run(*operands) for _ in range(runs)]
-    assert program.collectives() == {"all-reduce": [count * dims.hidden] * parts}
-    assert not has_kernels(devices) or program.overlapped() > 0, "nothing is multiplied while sums are exchanged"
-    for found in outs:
-        for i, (out, expected) in enumerate(zip(found, alone, strict=True)):
-            for shard in out.addressable_shards:
-                assert_equal_bits(shard.data, expected, f"part {i} on {shard.device}")
-
-
 def check_quantize(devices: Devices, dims: Dims) -> None:
     """Weights that are quantised where they lie are those that one device quantises."""
     mesh = sl.make_mesh(devices, MODEL, "auto")

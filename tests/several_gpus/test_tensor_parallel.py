@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from benchmarks.sharded_layers import BLOCKS, LLAMA_70B, PARTITIONS, Dims
-from tests.several_gpus.checks import check_overlap, check_quantize, check_tensor_parallel
+from tests.several_gpus.checks import check_quantize, check_tensor_parallel
 
 pytestmark = pytest.mark.several_gpus
 
@@ -30,12 +30,6 @@ def test_reduced_sizes(devices: list[jax.Device], block: str, count: int, partit
 @every_block
 def test_full_sizes(devices: list[jax.Device], block: str, partition: str, quantised: bool) -> None:
     check_tensor_parallel(devices, LLAMA_70B, block, 64, partition, quantised, in_float64=False)
-
-
-@every_form
-@pytest.mark.parametrize("count", [16, 1024])
-def test_products_while_sums_are_exchanged(devices: list[jax.Device], count: int, quantised: bool) -> None:
-    check_overlap(devices, REDUCED, count, quantised)
 
 
 def test_quantising_in_place(devices: list[jax.Device]) -> None:
