@@ -1,10 +1,10 @@
 """The compiled module, and its registration with XLA."""
 
 import re
+from importlib import metadata
 from pathlib import Path
 
 import jax
-import jaxlib
 
 try:
     from jaxgemm import _core
@@ -34,9 +34,9 @@ def _refuse_an_older_runtime() -> None:
     runtime, built = _ffi_of_runtime(), _core.handler_metadata()[:2]
     if runtime is not None and (runtime[0] != built[0] or runtime[1] < built[1]):
         raise ImportError(
-            f"jaxgemm was built for version {built[0]}.{built[1]} of XLA's FFI, jaxlib {jaxlib.__version__} has "
-            f"{runtime[0]}.{runtime[1]} and would refuse its kernels. Install a newer jaxlib, or build jaxgemm again "
-            "with `python -m pip install .` in its source folder."
+            f"jaxgemm was built for version {built[0]}.{built[1]} of XLA's FFI, jaxlib {metadata.version('jaxlib')} "
+            f"has {runtime[0]}.{runtime[1]} and would refuse its kernels. Install a newer jaxlib, or build jaxgemm "
+            "again with `python -m pip install .` in its source folder."
         )
 
 
