@@ -73,10 +73,9 @@ def looped_in_int64(x: np.ndarray, stack: np.ndarray, codes: np.ndarray, steps: 
     return x
 
 
-def mentioned(directory: Path, *texts: bytes) -> bool:
-    """Whether any file below ``directory`` contains one of the texts, regardless of case."""
-    files = [path for path in directory.rglob("*") if path.is_file() and "debug_options" not in path.name]
-    return any(text in path.read_bytes().lower() for path in files for text in texts)
+def mentioned(directory: Path, text: bytes) -> bool:
+    """Whether any file below ``directory`` contains the text, regardless of case."""
+    return any(text in path.read_bytes().lower() for path in directory.rglob("*") if path.is_file())
 
 
 def captured(directory: Path, function: str) -> dict[str, int]:

@@ -90,5 +90,5 @@ def test_command_buffers(tmp_path: Path, loops: bool) -> None:
     assert captured["every_kernel"]["kCustomCall"] == 2 * len(_core.kernels()), captured
     assert captured["every_mixed_kernel"]["kCustomCall"] == 2 * len(_core.mixed_kernels()), captured
     assert captured["looped"]["kCustomCall"] == 3, captured
-    # XLA leaves the scan outside, as it copies a slice of scales on another stream meanwhile.
+    # XLA leaves the scan outside, perhaps as its body copies a slice of scales on another stream.
     assert captured["looped"].get("kWhile", 0) == (1 if loops else 0), captured

@@ -1,4 +1,4 @@
-"""No memory for a result or for a kernel's workspace: an error that names it, and then everything works again."""
+"""No memory for a kernel's workspace: an error, and then everything works again."""
 
 from __future__ import annotations
 
