@@ -77,6 +77,7 @@ struct MatrixView {
 
 // The first `whole` tiles of out (where CTAs form clusters, the clusters' tiles) are computed by one CTA each, every
 // other one by `splits`, which share its K. Only kernels whose CTAs stay, those with `tma`, are given whole tiles.
+// Where `splits` is 1, these are dealt out beforehand, and the others taken by who comes to have time: takes_tiles().
 struct KSplit {
   int64_t whole = 0, splits = 1;
 };
@@ -218,6 +219,9 @@ inline bool reduces_in_cluster(const KernelInfo& info, const KSplit& split) {
   const int most = split.whole == 0 ? kMostClusterSplits : 2;
   return info.tma && info.cluster_ctas == 1 && split.splits > 1 && split.splits <= most;
 }
+
+// Of dense rhs.
+inline constexpr bool takes_tiles(const KSplit& split) { return split.splits == 1 && split.whole > 0; }
 
 // So many CTAs share a tile of quantised rhs at most, as a cluster: all GPUs with clusters take these.
 inline constexpr int kMostMixedClusterSplits = 8;

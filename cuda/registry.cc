@@ -108,6 +108,10 @@ int64_t tiles(int64_t size, int tile) { return (size + tile - 1) / tile; }
 std::string why_not_split(const KernelInfo& info, const Problem& p, int64_t all) {
   const auto [whole, splits] = p.split;
   if (whole == 0 && (splits == 0 || splits == 1)) return {};
+  if (takes_tiles(p.split)) {
+    if (!info.tma || info.bits != 0) return "has no tiles that CTAs take";
+    return whole < all ? "" : "has " + std::to_string(all) + " tiles, none after the first " + std::to_string(whole);
+  }
   if (!info.split_k) return "does not split K";
   if (whole != 0 && !info.tma) return "splits K of all tiles or of none, not of those after " + std::to_string(whole);
   const int64_t k_tiles = tiles(p.K, info.cta_tile.k);

@@ -86,6 +86,13 @@ double fragments_us(const KernelInfo& info, const Problem& p) {
   return bytes ? kByteFragmentsUs * info.cta_tile.n / kCols / (info.threads / kWarpgroup - 1) : 0.0;
 }
 
+// From so many microseconds on CTAs take tiles: the launch that clears their counter is next to nothing then.
+constexpr double kTakenFromUs = 300.0;
+bool may_take_tiles(const KernelInfo& info, const Problem& p) {
+  return info.tma && !p.has_alpha && !p.has_bias && p.activation == Activation::kNone &&
+         p.precision == Precision::kDefault;
+}
+
 constexpr double kPairsUs = 1.62;  // of CTAs that load for each other, and so wait for each other
 
 // Where a CTA's consumers take turns, one of them writes its tile while the other one multiplies: what of a tile's cost
@@ -159,13 +166,8 @@ struct Plan {
   double cost_us;
 };
 
-Plan plan(const KernelInfo& info, const Problem& p) {
-  const int64_t tile_rows = ceil_div(p.M, info.cta_tile.m * info.cluster_ctas) * info.cluster_ctas;
-  const int64_t tiles = tile_rows * ceil_div(p.N, info.cta_tile.n) * p.batch;
-  const int64_t k_tiles = std::max<int64_t>(1, ceil_div(p.K, info.cta_tile.k));
-  if (info.split_k && p.split.splits > 0) return {p.split, cost_us(info, p, tiles, k_tiles, p.split)};
-  Plan best = {{}, cost_us(info, p, tiles, k_tiles, {})};
-  if (!info.split_k || tiles == 0) return best;
+// The best of `best`, which does not split K, and those that do.
+Plan split_plan(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, Plan best) {
   // More CTAs would only make more partial sums: two waves are enough to leave no multiprocessor without much to do,
   // one where CTAs stay.
   const int64_t sms = planned_multiprocessors(p.sm), side_by_side = sms * resident_ctas(info, p.sm);
@@ -181,6 +183,26 @@ Plan plan(const KernelInfo& info, const Problem& p) {
   split(0);
   const int64_t clusters = sms / info.cluster_ctas;
   if (info.tma && tiles > sms) split(tiles / info.cluster_ctas / clusters * clusters);
+  return best;
+}
+
+Plan plan(const KernelInfo& info, const Problem& p) {
+  const int64_t tile_rows = ceil_div(p.M, info.cta_tile.m * info.cluster_ctas) * info.cluster_ctas;
+  const int64_t tiles = tile_rows * ceil_div(p.N, info.cta_tile.n) * p.batch;
+  const int64_t k_tiles = std::max<int64_t>(1, ceil_div(p.K, info.cta_tile.k));
+  if (p.split.splits > 0) {
+    const bool able = info.split_k || takes_tiles(p.split);
+    const KSplit split = able ? p.split : KSplit{};
+    return {split, cost_us(info, p, tiles, k_tiles, takes_tiles(split) ? KSplit{} : split)};
+  }
+  Plan best = {{}, cost_us(info, p, tiles, k_tiles, {})};
+  if (tiles == 0) return best;
+  const int64_t sms = planned_multiprocessors(p.sm), clusters = sms / info.cluster_ctas;
+  if (info.split_k) best = split_plan(info, p, tiles, k_tiles, best);
+  const bool many = tiles / info.cluster_ctas > clusters;
+  if (best.split.splits == 1 && best.cost_us >= kTakenFromUs && many && may_take_tiles(info, p)) {
+    best.split = {clusters, 1};
+  }
   return best;
 }
 

@@ -29,7 +29,7 @@ _ALGORITHMS = {
 NOMINAL_SIZE = 127
 
 BY_MODEL, NO_SPLIT = (0, 0), (0, 1)
-"""How K is split (KSplit in cuda/gemm.h): as the model says, or not, each tile being one CTA's."""
+"""How tiles and their K are shared (KSplit in cuda/gemm.h): as the model says, or each tile being one CTA's."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,8 +27,10 @@
 #include "ptx/shared_storage.cuh"
 #include "tile/sm90_schedule.cuh"
 #include "tile/split_k.h"
+#include "tile/taken_tiles.cuh"
 #include "tile/tensor_map.h"
 #include "tile/wgmma_op.cuh"
+#include "tile/zero_words.h"
 
 namespace jaxgemm {
 namespace {
@@ -70,6 +72,7 @@ struct Storage {
     ClusterSums<Config::kCtaTile.m, Config::kCtaTile.n> sums;  // over the stages, when all k-tiles have been read
   };
   sm90::OutStaging out[Config::kConsumers];
+  TakenTiles<sm90::kProducers + Config::kConsumers * kWarpgroup / kWarpSize, Config::kClusterCtas> taken;
 };
 
 struct Config64x64x64 : TileConfig<64, 64, 2, 1, false, 12, 1> {
@@ -135,7 +138,7 @@ template <class Config, class Op, Way kWay, bool kLhsTransposed, bool kRhsTransp
 __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap lhs_map, const __grid_constant__ CUtensorMap rhs_map,
                  const __grid_constant__ CUtensorMap out_map, bool tma_stores, Epilogue epilogue, FixOf<Op> fix,
-                 typename Op::Sum* partials, Schedule<Config> schedule) {
+                 typename Op::Sum* partials, unsigned* g_taken, Schedule<Config> schedule) {
   using Loop = LoopOf<Config, Op, kLhsTransposed, kRhsTransposed>;
   constexpr Tile kCta = Config::kCtaTile;
   auto& smem = shared_storage<typename Config::SharedStorage>();
@@ -147,7 +150,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     return kAllShare || (kMayShare && schedule.in_cluster && partial >= 0);
   };
 
-  if (threadIdx.x == 0) smem.pipeline.init(Loop::kReleases);
+  if (threadIdx.x == 0) {
+    if constexpr (kWay == Way::kPlain) smem.taken.init();
+    smem.pipeline.init(Loop::kReleases);
+  }
   if constexpr (Config::kClusterCtas > 1) {
     __syncwarp();
     ptx::cluster_sync();
@@ -167,7 +173,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       all_consumers_meet();
     }
     sm90::OutWriter writer(smem.out[consumer], 1 + consumer);
-    schedule.template for_each<kWay>([&](int64_t partial, const TileCoord& tile, int, int k_tiles) {
+    const auto take = [&](unsigned n) { return smem.taken.next_of_warp(n); };
+    schedule.template for_each<kWay>(take, [&](int64_t partial, const TileCoord& tile, int, int k_tiles) {
       if constexpr (Config::kPingPong) {
         const int n = turn++;
         if (n % 2 != consumer) {
@@ -223,19 +230,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if constexpr (Config::kConsumers > 1) ptx::register_dealloc<kProducerRegisters>();
     const Shape& shape = schedule.shape;
     if (threadIdx.x == 0) {
-      schedule.template for_each<kWay>([&](int64_t, const TileCoord& tile, int k, int k_tiles) {
+      const auto take = [&](unsigned n) { return smem.taken.next(n, true); };
+      schedule.template for_each<kWay>(take, [&](int64_t, const TileCoord& tile, int k, int k_tiles) {
         const int batch = shape.lhs_shared ? 0 : static_cast<int>(tile.batch);
         Loop::template produce<true>(smem.pipeline, ring, lhs_map,
                                      {static_cast<int>(tile.row) + rank * kCta.m, k, k_tiles, batch, shape.plane_k},
                                      shape.lhs_rows * sm90::kRowBytes, rank);
       });
     } else if (threadIdx.x == 32) {
-      schedule.template for_each<kWay>([&](int64_t, const TileCoord& tile, int k, int k_tiles) {
+      const auto take = [&](unsigned n) { return smem.taken.next(n, false); };
+      schedule.template for_each<kWay>(take, [&](int64_t, const TileCoord& tile, int k, int k_tiles) {
         const int batch = shape.rhs_shared ? 0 : static_cast<int>(tile.batch);
         Loop::template produce<false>(smem.pipeline, ring, rhs_map,
                                       {static_cast<int>(tile.col), k, k_tiles, batch, shape.plane_k}, Loop::Rhs::kBytes,
                                       rank);
       });
+    } else if (kWay == Way::kPlain && threadIdx.x == 64 && rank == 0 && schedule.takes()) {
+      smem.taken.hand_out(g_taken, schedule.first_taken(), schedule.units);
     }
     __syncwarp();
   }
@@ -258,7 +269,8 @@ int64_t copied_bytes(const Problem& p) {
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return copied_bytes<Config>(p) + Schedule<Config>(p).partial_bytes();
+  const Schedule<Config> schedule(p);
+  return copied_bytes<Config>(p) + schedule.partial_bytes() + schedule.counter_bytes();
 }
 
 struct Maps {
@@ -306,6 +318,7 @@ std::string launch_for(const GemmArgs& args) {
   Maps maps;
   if (std::string error = encode(maps, lhs, rhs, operands, schedule, args); !error.empty()) return error;
   auto* partials = schedule.partial_bytes() == 0 ? nullptr : reinterpret_cast<typename Op::Sum*>(workspace);
+  auto* taken = reinterpret_cast<unsigned*>(workspace);  // where there are no partial sums
   const int64_t cluster_ctas = schedule.cluster_ctas();
   int64_t clusters = schedule.split.shared();
   if (!schedule.in_cluster || schedule.split.whole > 0) {
@@ -321,7 +334,7 @@ std::string launch_for(const GemmArgs& args) {
       return launch_clusters(static_cast<int>(cluster_ctas),
                              wgmma_kernel<Config, Op, kWay, kLhsTransposed, kRhsTransposed>, clusters * cluster_ctas,
                              Config::kThreads, describe<Config>().smem_bytes, args.stream, maps.lhs, maps.rhs, maps.out,
-                             maps.tma_stores, epilogue, FixOf<Op>(args), partials, schedule);
+                             maps.tma_stores, epilogue, FixOf<Op>(args), partials, taken, schedule);
     };
     if constexpr (Config::kClusterCtas == 1 && Config::kSplitK) {
       if (schedule.in_cluster && schedule.split.whole == 0) return launch.template operator()<Way::kCluster>();
@@ -330,7 +343,12 @@ std::string launch_for(const GemmArgs& args) {
       using Loop = LoopOf<Config, Op, kLhsTransposed, kRhsTransposed>;
       if constexpr (Loop::kWritesPlain) {
         const bool stores = Loop::kTransposesSums ? epilogue.quads_aligned && p.N % 4 == 0 : maps.tma_stores;
-        if (stores && epilogue.plain() && schedule.split.splits == 1) return launch.template operator()<Way::kPlain>();
+        if (stores && epilogue.plain() && schedule.split.splits == 1) {
+          if (schedule.takes()) {
+            if (std::string error = zero_words(taken, 1, args.stream); !error.empty()) return error;
+          }
+          return launch.template operator()<Way::kPlain>();
+        }
       }
     }
     return launch.template operator()<Way::kAny>();

@@ -6,6 +6,9 @@
 
 #include <cstdint>
 
+#include "ptx/address.cuh"
+#include "ptx/mbarrier_types.cuh"
+
 namespace jaxgemm::ptx {
 
 __device__ inline int cluster_ctarank() {
@@ -27,6 +30,20 @@ __device__ inline void cluster_sync() {
 __device__ inline void cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   cluster_wait();
+}
+
+// Begins to write the word that lies where s_word does in the CTA of this rank, which completes four bytes of the
+// mbarrier that lies there where s_barrier does: who waits for that sees it. PTX ISA, "st.async".
+__device__ inline void store_async(unsigned& s_word, unsigned value, Mbarrier& s_barrier, int cta_rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 word, barrier;\n"
+      "mapa.shared::cluster.u32 word, %0, %3;\n"
+      "mapa.shared::cluster.u32 barrier, %1, %3;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [word], %2, [barrier];\n"
+      "}" ::"r"(shared_address(&s_word)),
+      "r"(shared_address(&s_barrier)), "r"(value), "r"(cta_rank)
+      : "memory");
 }
 
 // Where the object at s_pointer lies in the shared memory of the CTA of this rank: for ordinary loads and stores.

@@ -50,6 +50,7 @@ struct Schedule {
   Divisor by_splits;
   bool in_cluster;  // the CTAs that share a tile's K are a cluster
   unsigned units;
+  unsigned taken_from;  // tiles from this one on are taken (taken_tiles.cuh); what there is not, if none
   Shape shape;
 
   static constexpr Tile kTile = {Config::kClusterCtas * Config::kCtaTile.m, Config::kCtaTile.n,
@@ -61,6 +62,7 @@ struct Schedule {
         by_splits(split.splits),
         in_cluster(reduces_in_cluster(describe<Config>(), {split.whole, split.splits})),
         units(static_cast<unsigned>(split.units())),
+        taken_from(taken_from_of(k_split(describe<Config>(), p))),
         shape{p.M,
               p.N,
               p.K,
@@ -71,6 +73,11 @@ struct Schedule {
 
   int cluster_ctas() const { return in_cluster ? static_cast<int>(split.splits) : Config::kClusterCtas; }
   int64_t partial_bytes() const { return in_cluster ? 0 : split.workspace_bytes(kTile); }
+  bool takes() const { return taken_from != kNone; }
+  int64_t counter_bytes() const { return takes() ? static_cast<int64_t>(sizeof(unsigned)) : 0; }
+
+  // The first tile that is taken: those before are dealt to so many clusters.
+  __device__ unsigned first_taken() const { return max(taken_from, gridDim.x / Config::kClusterCtas); }
 
   // What this CTA's cluster shares, if there is such a tile: the last of this CTA's.
   __device__ bool shares() const { return in_cluster && blockIdx.x < units - static_cast<unsigned>(split.whole); }
@@ -78,11 +85,17 @@ struct Schedule {
     return grid.tile(static_cast<unsigned>(split.whole) + by_splits.divide(blockIdx.x).quotient);
   }
 
-  // Calls f(number of a partial tile, which is negative if the tile is whole, tile, first element of K, k-tiles).
-  template <Way kWay, class F>
-  __device__ void for_each(F&& f) const {
+  // Calls f(number of a partial tile, which is negative if the tile is whole, tile, first element of K, k-tiles);
+  // take(n) is to say which tile is the n-th that is taken.
+  template <Way kWay, class Take, class F>
+  __device__ void for_each(Take&& take, F&& f) const {
     const unsigned step = gridDim.x / Config::kClusterCtas, first = blockIdx.x / Config::kClusterCtas;
-    if constexpr (kWay == Way::kPlain || !Config::kSplitK) {
+    if constexpr (kWay == Way::kPlain) {
+      const auto after = [&, n = 0u](unsigned tile) mutable {
+        return tile + step < taken_from ? tile + step : take(n++);
+      };
+      for (unsigned tile = first; tile < units; tile = after(tile)) f(-1, grid.tile(tile), 0, k_tiles(shape.K));
+    } else if constexpr (!Config::kSplitK) {
       for (unsigned tile = first; tile < units; tile += step) f(-1, grid.tile(tile), 0, k_tiles(shape.K));
     } else if constexpr (kWay == Way::kCluster) {
       for (unsigned i = first; i < gridDim.x; i += step) {  // once, but what is no loop is compiled worse
@@ -100,6 +113,10 @@ struct Schedule {
   }
 
  private:
+  static constexpr unsigned kNone = 0xffffffff;
+  static unsigned taken_from_of(const KSplit& split) {
+    return takes_tiles(split) ? static_cast<unsigned>(split.whole) : kNone;
+  }
   __device__ static int k_tiles(int64_t depth) {
     return static_cast<int>((depth + Config::kCtaTile.k - 1) / Config::kCtaTile.k);
   }

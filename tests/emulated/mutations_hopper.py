@@ -6,7 +6,7 @@ from tests.emulated.mutation import Mutation
 from tests.emulator.build import CUDA
 
 LOOP, TMA_OUT, SCHEDULE = "mainloop/sm90_tma_wgmma.cuh", "epilogue/tma_out.cuh", "tile/sm90_schedule.cuh"
-RHS_IN_REGISTERS = "mainloop/sm90_rhs_registers.cuh"
+RHS_IN_REGISTERS, TAKEN = "mainloop/sm90_rhs_registers.cuh", "tile/taken_tiles.cuh"
 K_SPLIT = "tile/split_k.h"
 CLUSTER_SUMS, RECOMPUTE = "epilogue/cluster_sums.cuh", "epilogue/recompute.cuh"
 K_COPY, TMA_OPERAND, TENSOR_MAP = "tile/k_major_copy.cu", "tile/tma_operand.h", "tile/tensor_map.cu"
@@ -53,6 +53,17 @@ _RING = [
              "static_cast<int>(span_bytes(swizzle) / 2)", file=TENSOR_MAP, tile=BYTES),
     Mutation("wgmma", "rhs of both CTAs in a box", "const int share = kCta.n / Config::kClusterCtas",
              "const int share = kCta.n", tile="128x256x128"),
+]  # fmt: skip
+
+_TAKEN = [
+    Mutation("wgmma", "a tile told where another is read", "ptx::mbarrier_wait(read[slot], n / kSlots % 2 ^ 1);", "",
+             file=TAKEN),
+    Mutation("wgmma", "the other CTA not told of tiles", "cta < kClusterCtas", "cta < 1", file=TAKEN, tile=CLUSTER),
+    Mutation("wgmma", "every lane counts", "if (threadIdx.x % kWarpSize == 0) count(n);", "count(n);", file=TAKEN),
+    Mutation("wgmma", "nobody waits for the word", "if (arms)", "if (false)", file=TAKEN),
+    Mutation("wgmma", "tiles dealt and taken", "max(taken_from, gridDim.x / Config::kClusterCtas)", "taken_from",
+             file=SCHEDULE),
+    Mutation("wgmma", "counter not cleared", "zero_words(taken, 1, args.stream)", "std::string()"),
 ]  # fmt: skip
 
 _OUT = [
@@ -312,4 +323,4 @@ _RHS_IN_REGISTERS = [
              "sums[block][r] = new_sums[block][r];", file=RHS_IN_REGISTERS, tile=BYTES),
 ]  # fmt: skip
 
-HOPPER = [*_RING, *_OUT, *_PARTS_OF_K, *_K_COPY, *_SUMS, *_RHS_IN_REGISTERS]
+HOPPER = [*_RING, *_TAKEN, *_OUT, *_PARTS_OF_K, *_K_COPY, *_SUMS, *_RHS_IN_REGISTERS]

@@ -85,7 +85,7 @@ def in_parallel(function: Callable[[_Item], _Answer], items: Iterable[_Item]) ->
 def tail_trials(info: Any, precision: str = "default") -> list[Trial]:
     """Whole tiles for CTAs that stay, and K of those that are left over split over a cluster, or for a second kernel:
     one tile, and more than the emulated multiprocessors have clusters. Ragged ones, of a batch, with shared operands.
-    Whole tiles only, several to a CTA, where a kernel does not split K.
+    Whole tiles only, several to a CTA, where a kernel does not split K. And tiles that are taken by who has time.
     """
     tile_m, tile_n, tile_k = info.cta_tile
     rows = tile_m * info.cluster_ctas + 3
@@ -94,15 +94,17 @@ def tail_trials(info: Any, precision: str = "default") -> list[Trial]:
         (Shape(rows, tile_n + 1, 5 * tile_k, "both"), (5, 3)),
         (Shape(rows - 8, 3 * tile_n + 8, 6 * tile_k + 1, "lhs_shared"), (7, 2)),
         (Shape(tile_m, 2 * tile_n, 3 * tile_k, "rhs_shared"), (3, 3)),
+        (Shape(2 * rows, 3 * tile_n - 8, 2 * tile_k + 1), (2, 1)),
+        (Shape(tile_m * info.cluster_ctas, 3 * tile_n, tile_k, "both"), (7, 1)),
     ]
     place = Placement(multiple=16)
     return [
         Trial(
-            Case(shape, LAYOUTS[i]),
+            Case(shape, LAYOUTS[i % len(LAYOUTS)]),
             place,
             Schedule(SEEDS[i]),
             precision=precision,
-            split=split if info.split_k else NO_SPLIT,
+            split=split if info.split_k or split[1] == 1 else NO_SPLIT,
         )
         for i, (shape, split) in enumerate(shapes)
     ]

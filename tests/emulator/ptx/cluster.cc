@@ -2,9 +2,12 @@
 // counts as arrived on the GPU; here it does not, so that who waits for it is reported as a deadlock.
 #include "ptx/cluster.cuh"
 
+#include <cstring>
+
 #include "core/runtime.h"
 #include "ptx/address.cuh"
 #include "ptx/cluster_peers.h"
+#include "ptx/mbarrier_state.h"
 #include "ptx/shared_rows.h"
 
 namespace emu {
@@ -64,6 +67,22 @@ void cluster_wait() {
   while (barrier.generation == arrival.generation) sleep(barrier.waiting, "barrier.cluster.wait", where);
   arrival.pending = false;
   acquire(barrier.passed);
+}
+
+void store_async(unsigned& s_word, unsigned value, jaxgemm::ptx::Mbarrier& s_barrier, int cta_rank) {
+  const Pc where = EMU_CALLER;
+  constexpr const char* kWhat = "st.async";
+  SharedAddress word = own_shared_address(&s_word, sizeof(unsigned), alignof(unsigned), kWhat, where);
+  SharedAddress at = mbarrier_address(&s_barrier, kWhat, where);
+  word.cta = at.cta = &peer_of(*word.cta, cta_rank, kWhat, where);
+  MbarrierState& barrier = mbarrier_reached(at, kWhat, where);
+  const uint32_t number = barrier.issue_copy(where);
+  touch_shared(async_actor(barrier.agent, number, /*async_proxy=*/false, kWhat, where), word, sizeof(unsigned),
+               Access::kWrite);
+  submit(Engine::kTma, 0, [word, value, &barrier, number, where] {
+    std::memcpy(data(word), &value, sizeof value);
+    barrier.complete_copy(number, sizeof value, where);
+  });
 }
 
 void* map_shared_rank(const void* s_pointer, int cta_rank) {
