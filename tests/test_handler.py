@@ -49,6 +49,7 @@ EXPECTED = {
     "dtype of out": "does not multiply float32 x float32 -> bfloat16; it takes float32 x float32 -> float32",
     "good with K split in a cluster": "",
     "good with K split of the last tiles": "",
+    "good with tiles to take": "",
     "more splits than k-tiles": "cannot split K=320 of the tiles after the first 0 of 6 over 6 CTAs",
     "tiles to take for CTAs that do not stay": "has no tiles that CTAs take",
     "no tile left to take": "has 6 tiles, none after the first 6",
