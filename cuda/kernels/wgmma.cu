@@ -27,7 +27,6 @@
 #include "ptx/shared_storage.cuh"
 #include "tile/sm90_schedule.cuh"
 #include "tile/split_k.h"
-#include "tile/taken_tiles.cuh"
 #include "tile/tensor_map.h"
 #include "tile/wgmma_op.cuh"
 #include "tile/zero_words.h"
@@ -72,7 +71,6 @@ struct Storage {
     ClusterSums<Config::kCtaTile.m, Config::kCtaTile.n> sums;  // over the stages, when all k-tiles have been read
   };
   sm90::OutStaging out[Config::kConsumers];
-  TakenTiles<sm90::kProducers + Config::kConsumers * kWarpgroup / kWarpSize, Config::kClusterCtas> taken;
 };
 
 struct Config64x64x64 : TileConfig<64, 64, 2, 1, false, 12, 1> {
@@ -151,7 +149,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   if (threadIdx.x == 0) {
-    if constexpr (kWay == Way::kPlain) smem.taken.init();
+    if constexpr (kWay == Way::kPlain) smem.pipeline.taken.init();
     smem.pipeline.init(Loop::kReleases);
   }
   if constexpr (Config::kClusterCtas > 1) {
@@ -173,7 +171,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       all_consumers_meet();
     }
     sm90::OutWriter writer(smem.out[consumer], 1 + consumer);
-    const auto take = [&](unsigned n) { return smem.taken.next_of_warp(n); };
+    const auto take = [&](unsigned n) { return smem.pipeline.taken.next_of_warp(n); };
     schedule.template for_each<kWay>(take, [&](int64_t partial, const TileCoord& tile, int, int k_tiles) {
       if constexpr (Config::kPingPong) {
         const int n = turn++;
@@ -230,7 +228,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if constexpr (Config::kConsumers > 1) ptx::register_dealloc<kProducerRegisters>();
     const Shape& shape = schedule.shape;
     if (threadIdx.x == 0) {
-      const auto take = [&](unsigned n) { return smem.taken.next(n, true); };
+      const auto take = [&](unsigned n) { return smem.pipeline.taken.next(n, true); };
       schedule.template for_each<kWay>(take, [&](int64_t, const TileCoord& tile, int k, int k_tiles) {
         const int batch = shape.lhs_shared ? 0 : static_cast<int>(tile.batch);
         Loop::template produce<true>(smem.pipeline, ring, lhs_map,
@@ -238,7 +236,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                      shape.lhs_rows * sm90::kRowBytes, rank);
       });
     } else if (threadIdx.x == 32) {
-      const auto take = [&](unsigned n) { return smem.taken.next(n, false); };
+      const auto take = [&](unsigned n) { return smem.pipeline.taken.next(n, false); };
       schedule.template for_each<kWay>(take, [&](int64_t, const TileCoord& tile, int k, int k_tiles) {
         const int batch = shape.rhs_shared ? 0 : static_cast<int>(tile.batch);
         Loop::template produce<false>(smem.pipeline, ring, rhs_map,
@@ -246,7 +244,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                       rank);
       });
     } else if (kWay == Way::kPlain && threadIdx.x == 64 && rank == 0 && schedule.takes()) {
-      smem.taken.hand_out(g_taken, schedule.first_taken(), schedule.units);
+      smem.pipeline.taken.hand_out(g_taken, schedule.first_taken(), schedule.units);
     }
     __syncwarp();
   }

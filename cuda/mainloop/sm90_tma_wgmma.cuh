@@ -14,6 +14,7 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/swizzled_rows.cuh"
+#include "tile/taken_tiles.cuh"
 
 namespace jaxgemm::sm90 {
 
@@ -105,6 +106,7 @@ struct Pipeline {
   Stage stages[kStages];
   ptx::Mbarrier full[kStages], empty[kStages];
   ptx::Mbarrier done[2];  // with a tile: each of two consumers that take turns
+  TakenTiles<kProducers + Config::kConsumers * kWarpgroup / 32, kClusterCtas> taken;
 
   // By one thread, before a barrier of the cluster. `releases`: how many times each reader releases a stage.
   __device__ void init(int releases) {

@@ -91,7 +91,7 @@ struct Schedule {
   __device__ void for_each(Take&& take, F&& f) const {
     const unsigned step = gridDim.x / Config::kClusterCtas, first = blockIdx.x / Config::kClusterCtas;
     if constexpr (kWay == Way::kPlain) {
-      const auto after = [&, n = 0u](unsigned tile) mutable {
+      auto after = [&, n = 0u](unsigned tile) mutable {
         return tile + step < taken_from ? tile + step : take(n++);
       };
       for (unsigned tile = first; tile < units; tile = after(tile)) f(-1, grid.tile(tile), 0, k_tiles(shape.K));
