@@ -73,11 +73,14 @@ struct Schedule {
 
   int cluster_ctas() const { return in_cluster ? static_cast<int>(split.splits) : Config::kClusterCtas; }
   int64_t partial_bytes() const { return in_cluster ? 0 : split.workspace_bytes(kTile); }
-  bool takes() const { return taken_from != kNone; }
+  __host__ __device__ bool takes() const { return taken_from != kNone; }
   int64_t counter_bytes() const { return takes() ? static_cast<int64_t>(sizeof(unsigned)) : 0; }
 
   // The first tile that is taken: those before are dealt to so many clusters.
-  __device__ unsigned first_taken() const { return max(taken_from, gridDim.x / Config::kClusterCtas); }
+  __device__ unsigned first_taken() const {
+    const unsigned clusters = gridDim.x / Config::kClusterCtas;
+    return taken_from < clusters ? clusters : taken_from;
+  }
 
   // What this CTA's cluster shares, if there is such a tile: the last of this CTA's.
   __device__ bool shares() const { return in_cluster && blockIdx.x < units - static_cast<unsigned>(split.whole); }

@@ -51,6 +51,7 @@ struct TakenTiles {
   // The same for a warp, all of whose lanes, as the compiler sees it too, have the same number.
   __device__ unsigned next_of_warp(unsigned n) {
     const unsigned found = __shfl_sync(0xffffffff, look(n), 0);
+    __syncwarp();  // all have read
     if (threadIdx.x % kWarpSize == 0) count(n);
     return found;
   }

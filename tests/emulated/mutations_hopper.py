@@ -61,7 +61,7 @@ _TAKEN = [
     Mutation("wgmma", "the other CTA not told of tiles", "cta < kClusterCtas", "cta < 1", file=TAKEN, tile=CLUSTER),
     Mutation("wgmma", "every lane counts", "if (threadIdx.x % kWarpSize == 0) count(n);", "count(n);", file=TAKEN),
     Mutation("wgmma", "nobody waits for the word", "if (arms)", "if (false)", file=TAKEN),
-    Mutation("wgmma", "tiles dealt and taken", "max(taken_from, gridDim.x / Config::kClusterCtas)", "taken_from",
+    Mutation("wgmma", "tiles dealt and taken", "taken_from < clusters ? clusters : taken_from", "taken_from",
              file=SCHEDULE),
     Mutation("wgmma", "counter not cleared", "zero_words(taken, 1, args.stream)", "std::string()"),
 ]  # fmt: skip
