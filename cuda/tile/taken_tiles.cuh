@@ -35,15 +35,14 @@ struct TakenTiles {
       const unsigned slot = n % kSlots;
       ptx::mbarrier_wait(read[slot], n / kSlots % 2 ^ 1);
       next = first + ptx::take_ticket(g_taken);
-#pragma unroll
-      for (int cta = 0; cta < kClusterCtas; ++cta) ptx::store_async(tile[slot], next, told[slot], cta);
+      tell(slot, next);
     }
   }
 
   // The n-th tile that was handed out, for a reader of one thread. The one that `arms` it, one of the CTA's, makes the
   // barrier wait for the word: for no other tile's, as it has seen the one before in this slot.
   __device__ unsigned next(unsigned n, bool arms) {
-    if (arms) ptx::mbarrier_arrive_expect_tx(told[n % kSlots], sizeof(unsigned));
+    if (kClusterCtas > 1 && arms) ptx::mbarrier_arrive_expect_tx(told[n % kSlots], sizeof(unsigned));
     const unsigned found = look(n);
     count(n);
     return found;
@@ -57,6 +56,15 @@ struct TakenTiles {
   }
 
  private:
+  __device__ void tell(unsigned slot, unsigned next) {
+    if constexpr (kClusterCtas == 1) {  // st.async is for clusters only
+      tile[slot] = next;
+      ptx::mbarrier_arrive(told[slot]);
+    } else {
+#pragma unroll
+      for (int cta = 0; cta < kClusterCtas; ++cta) ptx::store_async(tile[slot], next, told[slot], cta);
+    }
+  }
   __device__ unsigned look(unsigned n) {
     ptx::mbarrier_wait(told[n % kSlots], n / kSlots % 2);
     return tile[n % kSlots];
