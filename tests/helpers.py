@@ -151,7 +151,9 @@ def left_over_shapes(info: Any, dtypes: Sequence[str], precision: str) -> list[S
         m, n = rows * tile_m * info.cluster_ctas - rest, (clusters // rows + more_cols) * tile_n - rest
         depths = range(8 * tile_k, 400 * tile_k, 4 * tile_k)
         split = [
-            k + 16 for k in depths if not info.split_k or _core.k_split(info.name, problem(m, n, k + 16, **kinds))[0]
+            k + 16
+            for k in depths
+            if not info.split_k or _core.k_split(info.name, problem(m, n, k + 16, **kinds))[1] > 1
         ]
         assert split, f"{info.name} never splits K of the tiles that {m} x {n} leaves over"
         shapes.append(Shape(m, n, split[0]))

@@ -62,7 +62,7 @@ class Measured:
     def split(self, tile: str, sizes: Sizes) -> Split:
         """How the model splits K."""
         whole, splits = _core.k_split(self.infos[tile].name, self.asked(sizes))
-        return splits, whole > 0
+        return splits, splits > 1 and whole > 0
 
     def estimate(self, tile: str, sizes: Sizes) -> float:
         return _core.estimated_cost(self.infos[tile].name, self.asked(sizes))

@@ -118,6 +118,16 @@ def test_collectives_of_a_program_are_counted() -> None:
     assert Program(started).collectives() == {"all-reduce": [128, 1], "all-to-all": [8]}
 
 
+def test_calls_during_a_collective_are_counted() -> None:
+    call = 'custom-call(%a), custom_call_target="jaxgemm_gemm"'
+    lines = [
+        "all-reduce(%a)", call, "all-reduce-start(%a)", "fusion(%a)", "all-gather-start(%a)", call,
+        "all-reduce-done(%a)", call, 'custom-call(%a), custom_call_target="other"', "all-gather-done(%a)", call,
+    ]  # fmt: skip
+    text = "\n".join(f"  %n{i} = bf16[8]{{0}} {line}" for i, line in enumerate(lines))
+    assert Program(text).overlapped() == 2
+
+
 @pytest.mark.parametrize("typed", ["", "bf16[64,512]{1,0} "])
 def test_calls_of_a_program_are_read(typed: str) -> None:
     """As XLA writes them for GPUs: names with or without types, results alone or with a workspace."""

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxgemm._choose import NO_SPLIT
+from jaxgemm._choose import BY_MODEL, NO_SPLIT
 from jaxgemm._native import GEMM_TARGET, _core
 from jaxgemm._plan import OperandPlan, Plan
 from jaxgemm._target import target_sm
@@ -59,16 +59,19 @@ def attributes_of(plan: Plan, kernel: str, precision: str = "default", /, **chan
 
 
 def split_and_workspace(
-    kernel: str, dtypes: tuple[str, str, str], precision: str, case: Case, plan: Plan
-) -> tuple[np.ndarray, int]:
-    """How the model splits K on this GPU, and the bytes that the kernel then asks for, alignment included."""
+    kernel: str, dtypes: tuple[str, str, str], precision: str, case: Case, plan: Plan,
+    split: tuple[int, int] = BY_MODEL,
+) -> tuple[np.ndarray, int]:  # fmt: skip
+    """How the model splits K on this GPU, or ``split``, and the bytes that the kernel then asks for, alignment
+    included.
+    """
     problem = _core.Problem(
         lhs_sizes=list(case.lhs_shape), lhs_dims=plan.lhs.native(),
         rhs_sizes=list(case.rhs_shape), rhs_dims=plan.rhs.native(),
         out_sizes=list(case.out_shape), out_dims=plan.out.native(),
         lhs_dtype=dtypes[0], rhs_dtype=dtypes[1], out_dtype=dtypes[2],
         precision=precision, activation="none", has_alpha=False, has_bias=False,
-        sm=target_sm(),
+        sm=target_sm(), split=split,
     )  # fmt: skip
     return np.array(_core.k_split(kernel, problem)), _core.workspace_bytes(kernel, problem)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxgemm
+from jaxgemm._choose import BY_MODEL
 from tests.edge_shapes import BATCHES, LAYOUTS, Case, Shape, deep_shape, ragged_case
 from tests.gpu.native import attributes_of, batched_plan, device_view, raw_call, split_and_workspace
 from tests.gpu.support import (
@@ -22,6 +24,7 @@ from tests.gpu.support import (
     over_modes,
     poison_free_memory,
 )
+from tests.helpers import MULTIPROCESSORS
 from tests.values import DTypes, assert_equal, integers, nan_bytes, precisions, rounded
 
 pytestmark = pytest.mark.gpu
@@ -39,12 +42,34 @@ _VIEWABLE = list({
 def test_batches_and_workspace(
     info: Any, dtypes: DTypes, precision: str, layout: str, rng: np.random.Generator
 ) -> None:
-    """Every kind of batch kept a batch, output and workspace full of NaN, and a redzone behind the workspace."""
+    """Every kind of batch kept a batch."""
     cases = [ragged_case(info, layout, batch) for batch in BATCHES]
     cases += [Case(dataclasses.replace(deep_shape(info), batch=batch), layout) for batch in ("none", "both")]
+    _check_workspace(info, dtypes, precision, [(case, BY_MODEL) for case in cases], rng)
+
+
+@over_modes(lambda info, *_: info.tma)
+def test_tiles_that_are_taken(info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
+    """After fewer, as many and more than there are clusters were dealt; each once."""
+    (tile_m, tile_n, tile_k), clusters = info.cta_tile, MULTIPROCESSORS // info.cluster_ctas
+    rows, cols = 2 * info.cluster_ctas * tile_m, clusters * tile_n
+    cases = [
+        (Case(Shape(rows - 3, 3 * cols // 2 - 16, 2 * tile_k + 16), "NN"), (1, 1)),
+        (Case(Shape(rows // 2, cols // 2 + tile_n, 4 * tile_k, "both"), "NN"), (clusters, 1)),
+        (Case(Shape(rows, cols, tile_k), "NT"), (clusters + 7, 1)),
+    ]
+    _check_workspace(info, dtypes, precision, [c for c in cases if c[0].layout in info.layouts], rng)
+
+
+def _check_workspace(
+    info: Any, dtypes: DTypes, precision: str, rows: Sequence[tuple[Case, tuple[int, int]]], rng: np.random.Generator
+) -> None:
+    """Cases, each with its split: output and workspace are full of NaN, and a redzone is behind the workspace."""
+    cases = [case for case, _ in rows]
     plans = [batched_plan(case) for case in cases]
     planned = [
-        split_and_workspace(info.name, dtypes, precision, case, plan) for case, plan in zip(cases, plans, strict=True)
+        split_and_workspace(info.name, dtypes, precision, case, plan, split)
+        for (case, split), plan in zip(rows, plans, strict=True)
     ]
     results = [
         [jax.ShapeDtypeStruct(case.out_shape, dtypes[2])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -72,10 +72,24 @@ class Program:
             found.append(Call(target[1], operands, self.results[name][0]))
         return found
 
+    def overlapped(self) -> int:
+        """Calls of our kernels that are between the beginning of some collective and its end."""
+        found, open_ones = 0, 0
+        for op, _, rest in self.instructions:
+            if op.removesuffix("-start") in COLLECTIVES and op.endswith("-start"):
+                open_ones += 1
+            elif op.removesuffix("-done") in COLLECTIVES and op.endswith("-done"):
+                open_ones -= 1
+            elif open_ones and 'custom_call_target="jaxgemm_' in rest:
+                found += 1
+        return found
 
-def compiled(function: Callable[..., Any], *operands: Any) -> tuple[Callable[..., Any], Program]:
-    """The function compiled for these operands, and its program."""
-    executable = jax.jit(function).lower(*operands).compile()
+
+def compiled(
+    function: Callable[..., Any], *operands: Any, options: Mapping[str, Any] | None = None
+) -> tuple[Callable[..., Any], Program]:
+    """The function compiled for these operands, with these options of XLA's, and its program."""
+    executable = jax.jit(function).lower(*operands).compile(compiler_options=dict(options or {}))
     text = executable.as_text()
     assert text, "no text of the compiled program"
     return executable, Program(text)
