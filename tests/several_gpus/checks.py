@@ -132,15 +132,9 @@ def _step_alone(devices: Devices, dims: Dims, count: int) -> tuple[Any, Any, Any
     return x, factor, weights, (value, updated)
 
 
-OVERLAPPING = {"xla_gpu_all_reduce_combine_threshold_bytes": 0}
-"""Of XLA: gradients are exchanged one by one, as they come, not all when the last is there."""
-
-
-def check_data_parallel(
-    devices: Devices, dims: Dims, count: int, partition: str, *, overlapping: bool = False, runs: int = 1
-) -> None:
-    """Tokens are split and gradients added up: the same weights on every device, and those of one device. With
-    `overlapping`, kernels run while the first gradients are exchanged, on another stream.
+def check_data_parallel(devices: Devices, dims: Dims, count: int, partition: str, *, runs: int = 1) -> None:
+    """Tokens are split and gradients added up: the same weights on every device, and those of one device, run after
+    run. GPUs multiply while they exchange the first gradients, on another stream.
     """
     x, factor, weights, (value, updated) = _step_alone(devices, dims, count)
     mesh = sl.make_mesh(devices, DATA, partition)
@@ -148,15 +142,14 @@ def check_data_parallel(
         split, whole = NamedSharding(mesh, P(DATA, None)), NamedSharding(mesh, P(None, None))
         operands = jax.device_put(weights, whole), jax.device_put(x, split), jax.device_put(factor, split)
         step = sl.sgd_step(sl.data_parallel_loss(sl.whole_layer("mlp", dims, jaxgemm.matmul), mesh, partition))
-        run, program = compiled(step, *operands, RATE, options=OVERLAPPING if overlapping else None)
+        run, program = compiled(step, *operands, RATE)
         steps = [run(*operands, RATE) for _ in range(runs)]
     for found_value, found in steps:
         assert_equal_bits(found_value, value, "loss")
         for name, w in found.items():
             for shard in w.addressable_shards:
                 assert_equal_bits(shard.data, updated[name], f"{name} on {shard.device}")
-    if overlapping and has_kernels(devices):
-        assert program.overlapped() > 0, "no kernel runs while gradients are exchanged"
+    assert not has_kernels(devices) or program.overlapped() > 0, "nothing is multiplied while gradients are exchanged"
     reduced = program.collectives()
     sizes = sorted([1, *(w.size for w in weights.values())])
     assert reduced.keys() == {"all-reduce"}, reduced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -85,11 +85,9 @@ class Program:
         return found
 
 
-def compiled(
-    function: Callable[..., Any], *operands: Any, options: Mapping[str, Any] | None = None
-) -> tuple[Callable[..., Any], Program]:
-    """The function compiled for these operands, with these options of XLA's, and its program."""
-    executable = jax.jit(function).lower(*operands).compile(compiler_options=dict(options or {}))
+def compiled(function: Callable[..., Any], *operands: Any) -> tuple[Callable[..., Any], Program]:
+    """The function compiled for these operands, and its program."""
+    executable = jax.jit(function).lower(*operands).compile()
     text = executable.as_text()
     assert text, "no text of the compiled program"
     return executable, Program(text)

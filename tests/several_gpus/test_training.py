@@ -17,11 +17,7 @@ every_partition = pytest.mark.parametrize("partition", PARTITIONS)
 
 @every_partition
 def test_weights_on_every_gpu(devices: list[jax.Device], partition: str) -> None:
-    check_data_parallel(devices, REDUCED, TOKENS, partition)
-
-
-def test_products_while_gradients_are_exchanged(devices: list[jax.Device]) -> None:
-    check_data_parallel(devices, REDUCED, TOKENS, "auto", overlapping=True, runs=10)
+    check_data_parallel(devices, REDUCED, TOKENS, partition, runs=10)
 
 
 @every_partition
