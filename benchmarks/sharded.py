@@ -67,6 +67,7 @@ SMOKE_DIMS = Dims(hidden=1024, intermediate=2048, heads=8, kv_heads=8)
 
 _KERNEL = re.compile(r'custom_call_target="jaxgemm_\w+".*?\bkernel = \\?"([^"\\]+)')
 _COLLECTIVE = re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter", re.I)
+_ALL_REDUCE = re.compile(r"%?([\w.-]+?)(?:\.\d+)? = \S.*? all-reduce(?:-start)?\(")
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,15 @@ class Program:
     def kernels(self) -> list[str]:
         """Full names of the kernels that jaxgemm calls."""
         return list(dict.fromkeys(_KERNEL.findall(self.run.as_text() or "")))
+
+    @functools.cached_property
+    def all_reduces(self) -> tuple[str, ...]:
+        """How the names of the kernels begin that XLA itself makes of small all-reduces: as the instruction's does."""
+        names = _ALL_REDUCE.findall(self.run.as_text() or "")
+        return tuple({re.sub(r"\W", "_", name) + "_" for name in names})
+
+    def is_collective(self, kernel: str) -> bool:
+        return bool(_COLLECTIVE.search(kernel)) or kernel.startswith(self.all_reduces)
 
 
 @functools.partial(jax.jit, static_argnames="shape")
@@ -247,7 +257,7 @@ def kernel_times(cupti: Cupti, programs: Mapping[str, Program], layers: int, dev
                 jax.block_until_ready(program.run(*program.args))
         finally:
             records = list(cupti._cupti_get_timings(False))
-        ms = sum(ms for kernel, ms in records if not _COLLECTIVE.search(kernel))
+        ms = sum(ms for kernel, ms in records if not program.is_collective(kernel))
         if not ms > 0:
             raise TimingError(f"CUPTI recorded no kernel of {name}")
         found[name] = _rounded(1e3 * ms / (RECORDED_CALLS * layers * devices))

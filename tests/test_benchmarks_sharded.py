@@ -135,12 +135,34 @@ class FakeCupti:
         return [(name, 0.008) for name in self.kernels]
 
 
+class Executable:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __call__(self) -> jax.Array:
+        return jnp.zeros(1)
+
+    def as_text(self) -> str:
+        return self.text
+
+
 def test_kernels_are_summed_without_collectives(inputs: Inputs) -> None:
+    """Those of NCCL, and those that XLA makes of an all-reduce: named after that, or after what it comes from."""
     case = Case("mlp", "bfloat16", 8, "auto", 2, 1)
-    programs = {name: Program(lambda: jnp.zeros(1), ()) for name in ("jaxgemm", "jnp")}
-    collectives = ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "AllReduceKernelImpl", "all_reduce_one_shot"]
-    found = sharded.kernel_times(FakeCupti(["gemm", "fusion", *collectives]), programs, case.layers, 2)
-    assert found == dict.fromkeys(programs, 2 * 8.0 / (sharded.RECORDED_CALLS * 2 * 2))
+    text = "\n".join(
+        [
+            "  ROOT %psum_invariant.112.2 = bf16[1,8192]{1,0} all-reduce(%param_0.112), channel_id=1",
+            "  %sum.7 = (bf16[8]{0}, bf16[8]{0}) all-reduce-start(%fusion), channel_id=2",
+            "  %fusion = bf16[8]{0} fusion(%all-reduce.3), kind=kLoop",
+        ]
+    )
+    programs = {name: Program(Executable(text), ()) for name in ("jaxgemm", "jnp")}
+    collectives = [
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "AllReduceKernelImpl", "all_reduce_one_shot",
+        "psum_invariant_112_0_fusion_1", "sum_fusion",
+    ]  # fmt: skip
+    found = sharded.kernel_times(FakeCupti(["gemm", "fusion", "psum", *collectives]), programs, case.layers, 2)
+    assert found == dict.fromkeys(programs, 3 * 8.0 / (sharded.RECORDED_CALLS * 2 * 2))
     with pytest.raises(sharded.TimingError, match="no kernel of jaxgemm"):
         sharded.kernel_times(FakeCupti(collectives), programs, 2, 2)
 
@@ -149,13 +171,10 @@ def test_kernels_are_summed_without_collectives(inputs: Inputs) -> None:
 def test_kernels_are_named(quote: str) -> None:
     """As XLA writes attributes: as they are, or within a string."""
 
-    class Executable:
-        def as_text(self) -> str:
-            call = f"backend_config={{batch = 1, kernel = {quote}wgmma:64x64x64{quote}, split = 0}}"
-            other = f'custom_call_target="jaxgemm_mixed", backend_config={{kernel = {quote}int4_tma:8x16{quote}}}'
-            return f'%a = custom-call(%x), custom_call_target="jaxgemm_gemm", {call}\n' * 2 + f"%b = f({other})\n"
-
-    assert Program(Executable(), ()).kernels == ["wgmma:64x64x64", "int4_tma:8x16"]
+    call = f"backend_config={{batch = 1, kernel = {quote}wgmma:64x64x64{quote}, split = 0}}"
+    other = f'custom_call_target="jaxgemm_mixed", backend_config={{kernel = {quote}int4_tma:8x16{quote}}}'
+    text = f'%a = custom-call(%x), custom_call_target="jaxgemm_gemm", {call}\n' * 2 + f"%b = f({other})\n"
+    assert Program(Executable(text), ()).kernels == ["wgmma:64x64x64", "int4_tma:8x16"]
 
 
 def new_run(inputs: Inputs, **options: Any) -> sharded.Run:
