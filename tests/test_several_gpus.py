@@ -39,6 +39,7 @@ def test_tensor_parallel(devices: list[jax.Device], block: str, partition: str, 
 
 def test_exact_numbers_of_one_device_do_in_place_of_float64(devices: list[jax.Device]) -> None:
     checks.check_tensor_parallel(devices, SMALL, "mlp", 12, "auto", quantised=True, in_float64=False)
+    checks.check_data_parallel(devices, SMALL, 64, "auto", runs=2, in_float64=False)
 
 
 def test_quantising_in_place(devices: list[jax.Device]) -> None:
@@ -116,6 +117,11 @@ def test_collectives_of_a_program_are_counted() -> None:
   %all-reduce-done.1 = (bf16[16,8]{1,0}, f32[]) all-reduce-done(%all-reduce-start.1)
   ROOT %all-to-all.3 = u8[4,2]{1,0} all-to-all(%all-reduce-done.1)"""
     assert Program(started).collectives() == {"all-reduce": [128, 1], "all-to-all": [8]}
+
+
+def test_tiles_that_are_taken_are_found() -> None:
+    calls = [f"split = dense<[{whole}, {splits}]> : tensor<2xi64>" for whole, splits in ((0, 1), (0, 12), (66, 1))]
+    assert [Program(call).takes_tiles() for call in calls] == [False, False, True]
 
 
 def test_calls_during_a_collective_are_counted() -> None:

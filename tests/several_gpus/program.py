@@ -84,6 +84,10 @@ class Program:
                 found += 1
         return found
 
+    def takes_tiles(self) -> bool:
+        """Whether there is a call whose CTAs take tiles while others are busy elsewhere (KSplit in cuda/gemm.h)."""
+        return re.search(r"split = dense<\[[1-9]\d*, 1\]>", self.text) is not None
+
 
 def compiled(function: Callable[..., Any], *operands: Any) -> tuple[Callable[..., Any], Program]:
     """The function compiled for these operands, and its program."""
