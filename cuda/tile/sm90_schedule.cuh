@@ -94,9 +94,7 @@ struct Schedule {
   __device__ void for_each(Take&& take, F&& f) const {
     const unsigned step = gridDim.x / Config::kClusterCtas, first = blockIdx.x / Config::kClusterCtas;
     if constexpr (kWay == Way::kPlain) {
-      auto after = [&, n = 0u](unsigned tile) mutable {
-        return tile + step < taken_from ? tile + step : take(n++);
-      };
+      auto after = [&, n = 0u](unsigned tile) mutable { return tile + step < taken_from ? tile + step : take(n++); };
       for (unsigned tile = first; tile < units; tile = after(tile)) f(-1, grid.tile(tile), 0, k_tiles(shape.K));
     } else if constexpr (!Config::kSplitK) {
       for (unsigned tile = first; tile < units; tile += step) f(-1, grid.tile(tile), 0, k_tiles(shape.K));
