@@ -15,7 +15,7 @@ import jaxgemm
 from jaxgemm._choose import NO_SPLIT, choose, preference
 from jaxgemm._native import _core
 from jaxgemm._target import PORTABLE_SM
-from tests.helpers import FAMILIES, KERNEL_NAMES, cuda_text, problem, request, struct
+from tests.helpers import FAMILIES, KERNEL_NAMES, MULTIPROCESSORS, cuda_text, problem, request, struct
 from tests.values import is_float
 
 DTYPES = sorted({row for info in _core.kernels() for row in info.dtypes})
@@ -329,6 +329,27 @@ def test_k_of_symbolic_shapes_is_not_split() -> None:
     sized = [choose(request(struct((size, 8192), jnp.bfloat16), y), choice.kernel, 90) for size in (1, 64, 1000)]
     assert {one.split for one in sized} != {NO_SPLIT}, "else the model would split none of them anyway"
     assert "split = dense<[0, 1]>" in cuda_text(jaxgemm.matmul, x, y)
+
+
+@pytest.mark.parametrize(
+    ("changed", "takes"),
+    [
+        ({}, True),
+        ({"has_bias": True}, False),
+        ({"has_alpha": True}, False),
+        ({"activation": "relu"}, False),
+        ({"m": 256}, False),  # short
+    ],
+    ids=str,
+)
+def test_tiles_are_taken_in_long_plain_products(changed: dict[str, Any], takes: bool) -> None:
+    """One to each cluster is dealt; a word of the workspace counts the others."""
+    name = "wgmma:128x256x64_pairs"
+    kinds = dict.fromkeys(("lhs_dtype", "rhs_dtype", "out_dtype"), "bfloat16")
+    asked = problem(**({"m": 8192, "n": 8192, "k": 8192} | kinds | changed))
+    clusters = MULTIPROCESSORS // next(info for info in _core.kernels() if info.name == name).cluster_ctas
+    assert (_core.k_split(name, asked) == (clusters, 1)) == takes
+    assert not takes or _core.workspace_bytes(name, asked) > 0
 
 
 def test_explain_takes_what_the_call_takes() -> None:
