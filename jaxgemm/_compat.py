@@ -9,11 +9,19 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax._src import checkify as _checkify
 from jax._src import dispatch as _dispatch
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
+from jax.ad_checkpoint import Offloadable, Saveable
 from jax.extend.core import Primitive
 from jax.interpreters import xla
+
+try:  # jax_remat3 came with JAX 0.11
+    from jax._src.ad_checkpoint import primal_left_tangent_right as _primal_left_tangent_right
+    from jax._src.interpreters import remat as _remat
+except ImportError:
+    _remat = _primal_left_tangent_right = None
 
 Precision = None | tuple[lax.Precision, lax.Precision] | lax.DotAlgorithm | lax.DotAlgorithmPreset
 
@@ -61,6 +69,44 @@ def match_varying(*operands: jax.Array) -> tuple[jax.Array, ...]:
 def requires_devices_during_lowering(primitive: Primitive) -> None:
     """Lets a lowering rule use custom_partitioning, which wants to know the devices."""
     _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def report_nan(primitive: Primitive) -> None:
+    """Lets ``checkify.float_checks`` look for NaN in the results of a primitive."""
+    _checkify.error_checks[primitive] = functools.partial(_checkify.nan_error_check, primitive)
+
+
+def decided_by_checkpoint_policies(primitive: Primitive, known: Callable[..., Any] | None = None) -> None:
+    """Lets the policy of ``jax.checkpoint`` decide about a primitive under ``jax_remat3`` too, which computes again
+    whatever has no rule of its own, and asks nobody.
+
+    ``known(out, *operands, **params)`` is the result, once it is known, to be differentiated; by default what is
+    computed again is, of which a linear operation leaves nothing behind.
+    """
+    if _remat is None or _primal_left_tangent_right is None:
+        return
+    left_of_pair = _primal_left_tangent_right
+
+    def computed_again(out: Any, *operands: Any, **params: Any) -> Any:
+        return left_of_pair(out, primitive.bind(*operands, **params))
+
+    def rule(trace: Any, *operands: Any, **params: Any) -> Any:
+        out = primitive.bind(*operands, **params)
+        verdict = trace.policy is not None and trace.policy(primitive, *map(jax.typeof, operands), **params)
+        saved = functools.partial(known or computed_again, **params)
+        if isinstance(verdict, Offloadable):
+            kept = jax.device_put(out, _memory_space(verdict.dst), may_alias=False)
+            space = _memory_space(verdict.src)
+            return out, lambda *xs: saved(jax.device_put(kept, space, may_alias=False), *xs)
+        if verdict is True or verdict is Saveable:
+            return out, functools.partial(saved, out)
+        return out, functools.partial(primitive.bind, **params)
+
+    _remat.rules[primitive] = rule
+
+
+def _memory_space(kind: str) -> Any:
+    return jax.memory.Space.Host if kind == "pinned_host" else jax.memory.Space.Device
 
 
 def lowering_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:

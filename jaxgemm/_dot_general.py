@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jaxgemm import _compat
 from jaxgemm._choose import Request, check_name, choose
 from jaxgemm._epilogue import NO_ACTIVATION
+from jaxgemm._interpreters import register_sparse
 from jaxgemm._lowering import composed, dot_general_aval
 from jaxgemm._plan import DimensionNumbers
 from jaxgemm._primitives import fused_gemm_p, gemm_p
@@ -65,6 +66,7 @@ def bind(
     Checks a named kernel first, so that its error comes from the user's line.
     """
     check_name(kernel)
+    register_sparse()
     params: dict[str, Any] = {
         "dimension_numbers": dimension_numbers,
         "precision": _compat.canonical_precision(precision),

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -51,7 +52,8 @@ def request_of(equation: Any) -> tuple[Request, str | None] | None:
     return request, equation.params["kernel"]
 
 
-def _composed_fused(*operands: Any, kernel: str | None, **params: Any) -> Any:
+def composed_fused(*operands: Any, kernel: str | None, **params: Any) -> Any:
+    """``fused_gemm_p`` by ``gemm_p`` and jax.numpy."""
     return composed(*operands, dot=functools.partial(gemm_p.bind, kernel=kernel), **params)
 
 
@@ -63,7 +65,7 @@ def _local(*operands: Any, has_alpha: bool = False, activation: str = "none", **
 
 
 _lower_local = mlir.lower_fun(_local, multiple_results=False)
-_lower_composed_fused = mlir.lower_fun(_composed_fused, multiple_results=False)
+_lower_composed_fused = mlir.lower_fun(composed_fused, multiple_results=False)
 
 
 def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -152,12 +154,20 @@ ad.defbilinear(
 
 
 def _fused_jvp(
-    primals: Any, tangents: Any, *, has_alpha: bool, activation: str, preferred_element_type: Any, **params: Any
+    primals: Any,
+    tangents: Any,
+    *,
+    out: Any = None,
+    has_alpha: bool,
+    activation: str,
+    preferred_element_type: Any,
+    **params: Any,
 ) -> Any:
     """The tangent of the accumulator is rounded to the dtype of the result, as it is where an epilogue follows
     ``jnp.matmul``: so the cotangent has that dtype too, and the gradient's two GEMMs have dtypes of kernels.
 
     Where the result itself says what the tangent is multiplied by, it stays one kernel's, and no accumulator is stored.
+    It may be known already: ``out``.
     """
     lhs, rhs, *epilogue = primals
     d_lhs, d_rhs, *d_epilogue = tangents
@@ -174,9 +184,10 @@ def _fused_jvp(
     alpha, _ = alpha_and_bias(epilogue, has_alpha)
     d_alpha, d_bias = alpha_and_bias(d_epilogue, has_alpha)
     if d_accumulator is not None and d_alpha is None and activation in (NO_ACTIVATION, "relu"):
-        out = fused_gemm_p.bind(
-            *primals, has_alpha=has_alpha, activation=activation, preferred_element_type=out_dtype, **params
-        )
+        if out is None:
+            out = fused_gemm_p.bind(
+                *primals, has_alpha=has_alpha, activation=activation, preferred_element_type=out_dtype, **params
+            )
         d_out = apply_epilogue(d_accumulator, alpha, d_bias, NO_ACTIVATION)
         if activation == "relu":
             d_out = jnp.where(out > 0, d_out, 0)
@@ -193,6 +204,21 @@ def _fused_jvp(
     return jax.jvp(finish, [values[i] for i in varying], [d_values[i] for i in varying])
 
 
+def known_fused(out: Any, *operands: Any, **params: Any) -> Any:
+    """``fused_gemm_p`` of the operands, which is ``out``: what differentiates it need not compute it."""
+    known = jax.custom_jvp(lambda out, *operands: out)
+
+    def jvp(primals: Any, tangents: Any) -> Any:
+        tangents = [
+            ad.Zero(jax.typeof(x)) if isinstance(t, SymbolicZero) else t for x, t in zip(primals, tangents, strict=True)
+        ]
+        _, d_out = _fused_jvp(primals[1:], tangents[1:], out=primals[0], **params)
+        return primals[0], d_out
+
+    known.defjvp(jvp, symbolic_zeros=True)
+    return known(out, *operands)
+
+
 def _replaced(values: Sequence[Any], places: Sequence[int], by: Sequence[Any]) -> list[Any]:
     values = list(values)
     for place, value in zip(places, by, strict=True):
@@ -206,7 +232,7 @@ def _fused_transpose(g: Any, *operands: Any, **params: Any) -> Any:
         raise NotImplementedError(f"jaxgemm.matmul with activation={params['activation']!r} is not linear")
     linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     avals = [jax.ShapeDtypeStruct(operands[i].aval.shape, operands[i].aval.dtype) for i in linear]
-    transposed = jax.linear_transpose(lambda *xs: _composed_fused(*_replaced(operands, linear, xs), **params), *avals)
+    transposed = jax.linear_transpose(lambda *xs: composed_fused(*_replaced(operands, linear, xs), **params), *avals)
     return _replaced([None] * len(operands), linear, transposed(g))
 
 
@@ -259,7 +285,7 @@ def _batch_fused(axis_data: Any, operands: Any, dims: Any, *, dimension_numbers:
             (np.ndim(lhs), np.ndim(rhs)), (lhs_dim, rhs_dim), dimension_numbers
         )
         return fused_gemm_p.bind(lhs, rhs, *epilogue, dimension_numbers=batched, **params), out_dim
-    function = functools.partial(_composed_fused, dimension_numbers=dimension_numbers, **params)
+    function = functools.partial(composed_fused, dimension_numbers=dimension_numbers, **params)
     mapped = jax.vmap(
         function,
         in_axes=tuple(dims),

@@ -8,6 +8,7 @@ product of :func:`jaxgemm.matmul` a second time. These treat ours, quantised wei
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -39,30 +40,46 @@ def _has_batch(primitive: Any, operands: tuple[Any, ...], params: dict[str, Any]
     return bool(lhs_batch)
 
 
-def dots_saveable(primitive: Any, *operands: Any, **params: Any) -> Any:
-    """Saves the results of products; as ``jax.checkpoint_policies.dots_saveable`` where the product is not ours."""
-    return _is_product(primitive) or jax.checkpoint_policies.dots_saveable(primitive, *operands, **params)
+_theirs = jax.checkpoint_policies
 
 
-def dots_with_no_batch_dims_saveable(primitive: Any, *operands: Any, **params: Any) -> Any:
-    """Saves the results of products without batch dimensions: those with weights, and not those of attention.
-
-    As ``jax.checkpoint_policies.dots_with_no_batch_dims_saveable`` where the product is not ours.
+def _class_of(policy: Any) -> Any:
+    """JAX's own class of a policy: under ``jax_remat3`` no other is asked about JAX's own products. JAX 0.10 has
+    functions.
     """
-    if _is_product(primitive):
-        return not _has_batch(primitive, operands, params)
-    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *operands, **params)
+    return object if inspect.isfunction(policy) else type(policy)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Offload:
-    """Equal where its memories are, so that two of them compile one program."""
-
-    source: str
-    destination: str
+class _Saveable(_class_of(_theirs.dots_saveable)):
+    only_if_no_batch_dims: bool
 
     def __call__(self, primitive: Any, *operands: Any, **params: Any) -> Any:
-        policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims(self.source, self.destination)
+        if _is_product(primitive):
+            return not (self.only_if_no_batch_dims and _has_batch(primitive, operands, params))
+        policy = _theirs.dots_with_no_batch_dims_saveable if self.only_if_no_batch_dims else _theirs.dots_saveable
+        return policy(primitive, *operands, **params)
+
+
+dots_saveable = _Saveable(False)
+"""Saves the results of products; as ``jax.checkpoint_policies.dots_saveable`` where the product is not ours."""
+
+dots_with_no_batch_dims_saveable = _Saveable(True)
+"""Saves the results of products without batch dimensions: those with weights, and not those of attention.
+
+As ``jax.checkpoint_policies.dots_with_no_batch_dims_saveable`` where the product is not ours.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Offload(_class_of(_theirs.offload_dot_with_no_batch_dims("device", "pinned_host"))):
+    """Equal where its memories are, so that two of them compile one program."""
+
+    offload_src: str
+    offload_dst: str
+
+    def __call__(self, primitive: Any, *operands: Any, **params: Any) -> Any:
+        policy = _theirs.offload_dot_with_no_batch_dims(self.offload_src, self.offload_dst)
         if not _is_product(primitive):
             return policy(primitive, *operands, **params)
         batch = ((0,), (0,)) if _has_batch(primitive, operands, params) else ((), ())

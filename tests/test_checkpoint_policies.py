@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxgemm
 from jaxgemm import checkpoint_policies as ours
 from jaxgemm._choose import sub_jaxprs
+from tests.helpers import normal
 
 theirs = jax.checkpoint_policies
 POLICIES = [
@@ -21,6 +23,20 @@ POLICIES = [
     "checkpoint_dots_with_no_batch_dims",
 ]
 PRODUCTS = ("dot_general", "jaxgemm_gemm", "jaxgemm_fused_gemm", "jaxgemm_mixed_gemm")
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["remat", "remat3"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both of JAX's: the second, behind ``jax_remat3``, asks policies of its own classes only."""
+    if not hasattr(jax.config, "jax_remat3"):
+        if request.param:
+            pytest.skip("this JAX has no jax_remat3")
+        yield
+        return
+    before = jax.config.jax_remat3  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_remat3", request.param)
+    yield
+    jax.config.update("jax_remat3", before)
 
 
 def count(jaxpr: Any, names: tuple[str, ...]) -> int:
@@ -109,3 +125,29 @@ def test_offloading() -> None:
 
 def test_every_policy_of_jax_about_dots_has_one_of_ours() -> None:
     assert set(ours.__all__) == {name for name in vars(theirs) if "dot" in name}
+
+
+@pytest.mark.parametrize("policy", [None, "dots_saveable", "dots_with_no_batch_dims_saveable", "offload"])
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize("kind", ["arrays", "quantised"])
+def test_gradients_are_those_without_a_checkpoint(
+    kind: str, activation: str | None, policy: str | None, rng: np.random.Generator
+) -> None:
+    x, w, bias = normal(rng, (24, 64)), normal(rng, (64, 32)), normal(rng, (32,))
+    weights = jaxgemm.quantize(w, bits=4, group_size=32) if kind == "quantised" else w
+
+    def layer(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
+        rhs = weights if kind == "quantised" else w
+        return jnp.sin(jaxgemm.matmul(jnp.sin(x), rhs, bias=bias, alpha=0.5, activation=activation)).sum()
+
+    name = {"offload": ours.offload_dot_with_no_batch_dims("device", "pinned_host"), None: None}
+    chosen = name[policy] if policy in name else getattr(ours, policy)
+    wanted = jax.jit(jax.grad(layer, argnums=(0, 1, 2)))(x, w, bias)
+    got = jax.jit(jax.grad(jax.checkpoint(layer, policy=chosen), argnums=(0, 1, 2)))(x, w, bias)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    tangents = (jnp.ones_like(x), jnp.ones_like(w), jnp.ones_like(bias))
+    for a, b in zip(
+        *(jax.jvp(f, (x, w, bias), tangents) for f in (jax.checkpoint(layer, policy=chosen), layer)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
