@@ -90,9 +90,10 @@ def decided_by_checkpoint_policies(primitive: Primitive, known: Callable[..., An
     def computed_again(out: Any, *operands: Any, **params: Any) -> Any:
         return left_of_pair(out, primitive.bind(*operands, **params))
 
-    def rule(trace: Any, *operands: Any, **params: Any) -> Any:
+    def rule(asker: Any, *operands: Any, **params: Any) -> Any:
         out = primitive.bind(*operands, **params)
-        verdict = trace.policy is not None and trace.policy(primitive, *map(jax.typeof, operands), **params)
+        policy = getattr(asker, "policy", asker)  # in JAX 0.10 it asks itself
+        verdict = policy is not None and policy(primitive, *map(jax.typeof, operands), **params)
         saved = functools.partial(known or computed_again, **params)
         if isinstance(verdict, Offloadable):
             kept = jax.device_put(out, _memory_space(verdict.dst), may_alias=False)

