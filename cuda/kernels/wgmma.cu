@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
 
   if (threadIdx.x == 0) {
-    if constexpr (kWay == Way::kPlain) smem.pipeline.taken.init();
+    if constexpr (kWay == Way::kPlain) smem.pipeline.taken.init(rank);
     smem.pipeline.init(Loop::kReleases);
   }
   if constexpr (Config::kClusterCtas > 1) {
@@ -243,8 +243,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                       {static_cast<int>(tile.col), k, k_tiles, batch, shape.plane_k}, Loop::Rhs::kBytes,
                                       rank);
       });
-    } else if (kWay == Way::kPlain && threadIdx.x == 64 && rank == 0 && schedule.takes()) {
-      smem.pipeline.taken.hand_out(g_taken, schedule.first_taken(), schedule.units);
+    } else if (kWay == Way::kPlain && threadIdx.x == 64 && schedule.takes()) {
+      if (rank == 0) {
+        smem.pipeline.taken.hand_out(g_taken, schedule.first_taken(), schedule.units);
+      } else {
+        smem.pipeline.taken.pass_on(schedule.units);
+      }
     }
     __syncwarp();
   }

@@ -2,9 +2,9 @@
 // PTX ISA, "Parallel Synchronization and Communication Instructions", "mbarrier" and its subsections; "membar/fence".
 //
 // Arrivals release and waits acquire at the scope of the CTA, those of the cluster's other CTAs included: a wider scope
-// would cost a memory fence at each. That is enough for what these barriers order between CTAs: the end of wgmma's or
-// ldmatrix's reads in one before the next TMA copy from another. What ordinary stores write for another CTA needs
-// cluster_sync().
+// costs a memory fence at each. That is enough for what these barriers order between CTAs: the end of wgmma's or
+// ldmatrix's reads in one before the next TMA copy from another. What ordinary loads and stores do before another CTA
+// goes on needs cluster_sync(), or the two functions below that end in _cluster.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -49,6 +49,18 @@ __device__ inline void mbarrier_arrive_remote(Mbarrier& s_barrier, int cta_rank)
       : "memory");
 }
 
+// The same for all that this thread has done or seen to be done, if mbarrier_wait_cluster() waits for it there.
+__device__ inline void mbarrier_arrive_cluster(Mbarrier& s_barrier, int cta_rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(shared_address(&s_barrier)),
+      "r"(cta_rank)
+      : "memory");
+}
+
 // The phase in progress also waits for this many bytes.
 __device__ inline void mbarrier_expect_tx(Mbarrier& s_barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s_barrier)), "r"(bytes)
@@ -78,6 +90,21 @@ __device__ inline bool mbarrier_try_wait(Mbarrier& s_barrier, uint32_t parity) {
 
 __device__ inline void mbarrier_wait(Mbarrier& s_barrier, uint32_t parity) {
   while (!mbarrier_try_wait(s_barrier, parity)) {
+  }
+}
+
+__device__ inline void mbarrier_wait_cluster(Mbarrier& s_barrier, uint32_t parity) {
+  uint32_t complete = 0;
+  while (complete == 0) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(complete)
+        : "r"(shared_address(&s_barrier)), "r"(parity)
+        : "memory");
   }
 }
 

@@ -3,7 +3,9 @@
 // when the others have ended.
 //
 // A word in global memory counts the tiles that were taken. One thread of the cluster asks it, a tile or two ahead, and
-// tells all CTAs, whose readers (threads that load, warps that multiply) each see every tile in its order.
+// tells all CTAs, whose readers (threads that load, warps that multiply) each see every tile in its order. A thread of
+// each other CTA tells the first when all have: to order what they read before what the first CTA writes next takes a
+// fence of the cluster, for which no reader should have to wait.
 #pragma once
 
 #include "gemm.h"
@@ -20,11 +22,11 @@ struct TakenTiles {
   ptx::Mbarrier told[kSlots], read[kSlots];
   unsigned tile[kSlots];
 
-  // By one thread, before fence_mbarrier_init() and a barrier of the cluster.
-  __device__ void init() {
+  // By one thread of the CTA of this rank, before fence_mbarrier_init() and a barrier of the cluster.
+  __device__ void init(int rank) {
     for (int slot = 0; slot < kSlots; ++slot) {
       ptx::mbarrier_init(told[slot], 1);
-      ptx::mbarrier_init(read[slot], kReaders * kClusterCtas);
+      ptx::mbarrier_init(read[slot], kReaders + (rank == 0 ? kClusterCtas - 1 : 0));
     }
   }
 
@@ -33,9 +35,20 @@ struct TakenTiles {
     unsigned next = 0;
     for (unsigned n = 0; next < tiles; ++n) {
       const unsigned slot = n % kSlots;
-      ptx::mbarrier_wait(read[slot], n / kSlots % 2 ^ 1);
+      if constexpr (kClusterCtas == 1) {
+        ptx::mbarrier_wait(read[slot], n / kSlots % 2 ^ 1);
+      } else {
+        ptx::mbarrier_wait_cluster(read[slot], n / kSlots % 2 ^ 1);
+      }
       next = first + ptx::take_ticket(g_taken);
       tell(slot, next);
+    }
+  }
+  // By one thread of each other CTA.
+  __device__ void pass_on(unsigned tiles) {
+    for (unsigned n = 0; look(n) < tiles; ++n) {
+      ptx::mbarrier_wait(read[n % kSlots], n / kSlots % 2);
+      ptx::mbarrier_arrive_cluster(read[n % kSlots], 0);
     }
   }
 
@@ -44,14 +57,14 @@ struct TakenTiles {
   __device__ unsigned next(unsigned n, bool arms) {
     if (kClusterCtas > 1 && arms) ptx::mbarrier_arrive_expect_tx(told[n % kSlots], sizeof(unsigned));
     const unsigned found = look(n);
-    count(n);
+    ptx::mbarrier_arrive(read[n % kSlots]);
     return found;
   }
   // The same for a warp, all of whose lanes, as the compiler sees it too, have the same number.
   __device__ unsigned next_of_warp(unsigned n) {
     const unsigned found = __shfl_sync(0xffffffff, look(n), 0);
     __syncwarp();  // all have read
-    if (threadIdx.x % kWarpSize == 0) count(n);
+    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(read[n % kSlots]);
     return found;
   }
 
@@ -68,13 +81,6 @@ struct TakenTiles {
   __device__ unsigned look(unsigned n) {
     ptx::mbarrier_wait(told[n % kSlots], n / kSlots % 2);
     return tile[n % kSlots];
-  }
-  __device__ void count(unsigned n) {
-    if constexpr (kClusterCtas == 1) {
-      ptx::mbarrier_arrive(read[n % kSlots]);
-    } else {
-      ptx::mbarrier_arrive_remote(read[n % kSlots], 0);
-    }
   }
 };
 

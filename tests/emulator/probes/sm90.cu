@@ -199,6 +199,41 @@ std::string launch_cluster(const uint32_t* in, uint32_t* out, void* stream) {
   return launch_clusters(kClusterCtas, cluster_kernel, kClusterCtas, 32, sizeof(ClusterStorage), stream, map, in, out);
 }
 
+struct ToldStorage {
+  uint32_t word;
+  unsigned sent;
+  Mbarrier told, landed;
+};
+
+// Each CTA reads a word that the other one wrote before it arrived here, and one that the other one sent.
+__global__ void __launch_bounds__(32) told_kernel(const uint32_t* in, uint32_t* out) {
+  auto& smem = shared_storage<ToldStorage>();
+  const int rank = ptx::cluster_ctarank(), other = rank ^ 1;
+  if (thread() == 0) {
+    ptx::mbarrier_init(smem.told, 1);
+    ptx::mbarrier_init(smem.landed, 1);
+    ptx::fence_mbarrier_init();
+  }
+  __syncwarp();
+  ptx::cluster_sync();
+  if (thread() == 0) {
+    smem.word = in[rank];
+    ptx::mbarrier_arrive_cluster(smem.told, other);
+    ptx::mbarrier_arrive_expect_tx(smem.landed, sizeof smem.sent);
+    ptx::store_async(smem.sent, in[kClusterCtas + rank], smem.landed, other);
+    ptx::mbarrier_wait_cluster(smem.told, 0);
+    out[2 * rank] = *ptx::map_shared_rank(&smem.word, other);
+    ptx::mbarrier_wait(smem.landed, 0);
+    out[2 * rank + 1] = smem.sent;
+  }
+  __syncwarp();
+  ptx::cluster_sync();
+}
+
+std::string launch_told(const uint32_t* in, uint32_t* out, void* stream) {
+  return launch_clusters(kClusterCtas, told_kernel, kClusterCtas, 32, sizeof(ToldStorage), stream, in, out);
+}
+
 struct BarrierStorage {
   Mbarrier barrier;
 };
@@ -248,6 +283,7 @@ constexpr Probe kProbes[] = {
     store_probe<float, k128, 2>("tma.store.2d.128.f32"),
     {"tma.multicast", Tensor<Element>::kWords, kClusterCtas * kWordsOfCta, &launch_cluster},
     {"mbarrier", 1, kLooks, &launch_mbarrier},
+    {"mbarrier.cluster", 2 * kClusterCtas, 2 * kClusterCtas, &launch_told},
 };
 
 }  // namespace

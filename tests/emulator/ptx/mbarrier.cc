@@ -165,6 +165,28 @@ MbarrierState& mbarrier_reached(SharedAddress address, const char* what, Pc wher
 
 // --- the instructions ------------------------------------------------------------------------------------------------
 
+namespace {
+
+// Orders ordinary accesses as well, which on a GPU only mbarrier_arrive_cluster() does.
+void arrive_remote(Mbarrier& s_barrier, int cta_rank, Pc where) {
+  constexpr const char* kWhat = "mbarrier.arrive of another CTA";
+  SharedAddress at = mbarrier_address(&s_barrier, kWhat, where);
+  at.cta = &peer_of(*at.cta, cta_rank, kWhat, where);
+  MbarrierState& barrier = mbarrier_reached(at, kWhat, where);
+  if (at.cta != &cta_of(self())) barrier.remote[thread_agent(self())] = {this_thread(kWhat, where).number, where};
+  barrier.arrive(where);
+}
+
+void wait(Mbarrier& s_barrier, uint32_t parity, Pc where) {
+  constexpr const char* kWhat = "mbarrier.try_wait";
+  MbarrierState& barrier = mbarrier_at(mbarrier_address(&s_barrier, kWhat, where), kWhat, where);
+  state<LastLook>(self()).in_vain = false;
+  if (barrier.parity() == check_parity(parity, where)) sleep_until_complete(barrier, parity, where);
+  acquire(barrier.passed);
+}
+
+}  // namespace
+
 void mbarrier_init(Mbarrier& s_barrier, int count) {
   const Pc where = EMU_CALLER;
   const SharedAddress at = mbarrier_address(&s_barrier, "mbarrier.init", where);
@@ -212,15 +234,8 @@ void mbarrier_arrive(Mbarrier& s_barrier) {
   mbarrier_at(mbarrier_address(&s_barrier, kWhat, where), kWhat, where).arrive(where);
 }
 
-void mbarrier_arrive_remote(Mbarrier& s_barrier, int cta_rank) {
-  const Pc where = EMU_CALLER;
-  constexpr const char* kWhat = "mbarrier.arrive of another CTA";
-  SharedAddress at = mbarrier_address(&s_barrier, kWhat, where);
-  at.cta = &peer_of(*at.cta, cta_rank, kWhat, where);
-  MbarrierState& barrier = mbarrier_reached(at, kWhat, where);
-  if (at.cta != &cta_of(self())) barrier.remote[thread_agent(self())] = {this_thread(kWhat, where).number, where};
-  barrier.arrive(where);
-}
+void mbarrier_arrive_remote(Mbarrier& s_barrier, int cta_rank) { arrive_remote(s_barrier, cta_rank, EMU_CALLER); }
+void mbarrier_arrive_cluster(Mbarrier& s_barrier, int cta_rank) { arrive_remote(s_barrier, cta_rank, EMU_CALLER); }
 
 void mbarrier_expect_tx(Mbarrier& s_barrier, uint32_t bytes) {
   const Pc where = EMU_CALLER;
@@ -256,13 +271,7 @@ bool mbarrier_try_wait(Mbarrier& s_barrier, uint32_t parity) {
   return true;
 }
 
-void mbarrier_wait(Mbarrier& s_barrier, uint32_t parity) {
-  const Pc where = EMU_CALLER;
-  constexpr const char* kWhat = "mbarrier.try_wait";
-  MbarrierState& barrier = mbarrier_at(mbarrier_address(&s_barrier, kWhat, where), kWhat, where);
-  state<LastLook>(self()).in_vain = false;
-  if (barrier.parity() == check_parity(parity, where)) sleep_until_complete(barrier, parity, where);
-  acquire(barrier.passed);
-}
+void mbarrier_wait(Mbarrier& s_barrier, uint32_t parity) { wait(s_barrier, parity, EMU_CALLER); }
+void mbarrier_wait_cluster(Mbarrier& s_barrier, uint32_t parity) { wait(s_barrier, parity, EMU_CALLER); }
 
 }  // namespace emu

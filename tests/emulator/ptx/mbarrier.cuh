@@ -13,10 +13,12 @@ EMU_NOINLINE void fence_mbarrier_init();
 EMU_NOINLINE void fence_proxy_async();
 EMU_NOINLINE void mbarrier_arrive(Mbarrier& s_barrier);
 EMU_NOINLINE void mbarrier_arrive_remote(Mbarrier& s_barrier, int cta_rank);
+EMU_NOINLINE void mbarrier_arrive_cluster(Mbarrier& s_barrier, int cta_rank);
 EMU_NOINLINE void mbarrier_expect_tx(Mbarrier& s_barrier, uint32_t bytes);
 EMU_NOINLINE void mbarrier_arrive_expect_tx(Mbarrier& s_barrier, uint32_t bytes);
 EMU_NOINLINE bool mbarrier_try_wait(Mbarrier& s_barrier, uint32_t parity);
 EMU_NOINLINE void mbarrier_wait(Mbarrier& s_barrier, uint32_t parity);
+EMU_NOINLINE void mbarrier_wait_cluster(Mbarrier& s_barrier, uint32_t parity);
 }  // namespace emu
 
 namespace jaxgemm::ptx {
@@ -29,6 +31,9 @@ EMU_INLINE void mbarrier_arrive(Mbarrier& s_barrier) { emu::mbarrier_arrive(s_ba
 EMU_INLINE void mbarrier_arrive_remote(Mbarrier& s_barrier, int cta_rank) {
   emu::mbarrier_arrive_remote(s_barrier, cta_rank);
 }
+EMU_INLINE void mbarrier_arrive_cluster(Mbarrier& s_barrier, int cta_rank) {
+  emu::mbarrier_arrive_cluster(s_barrier, cta_rank);
+}
 EMU_INLINE void mbarrier_expect_tx(Mbarrier& s_barrier, uint32_t bytes) { emu::mbarrier_expect_tx(s_barrier, bytes); }
 EMU_INLINE void mbarrier_arrive_expect_tx(Mbarrier& s_barrier, uint32_t bytes) {
   emu::mbarrier_arrive_expect_tx(s_barrier, bytes);
@@ -37,5 +42,8 @@ EMU_INLINE bool mbarrier_try_wait(Mbarrier& s_barrier, uint32_t parity) {
   return emu::mbarrier_try_wait(s_barrier, parity);
 }
 EMU_INLINE void mbarrier_wait(Mbarrier& s_barrier, uint32_t parity) { emu::mbarrier_wait(s_barrier, parity); }
+EMU_INLINE void mbarrier_wait_cluster(Mbarrier& s_barrier, uint32_t parity) {
+  emu::mbarrier_wait_cluster(s_barrier, parity);
+}
 
 }  // namespace jaxgemm::ptx
