@@ -2,7 +2,8 @@
 
 Tensor-parallel: the first products of a block have their columns split, so that each device computes columns of the
 intermediate result; the last one has its rows split, so that each device holds a part of the sums, which one all-reduce
-adds up. Data-parallel: tokens are split, weights are on every device, and their gradients are added up.
+adds up. Sequence-parallel: the same, and between blocks tokens are split. Data-parallel: tokens are split, weights are
+on every device, and their gradients are added up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ MODEL, DATA = "model", "data"
 COLUMNS, ROWS = P(None, MODEL), P(MODEL, None)
 PARTITIONS = ("auto", "explicit", "shard_map")
 """``jax.jit`` over automatic axes, over explicit ones, and ``jax.shard_map``."""
-MATRICES = (((1,), (0,)), ((), ()))
 GROUP_SIZE = 128
 
 Product: TypeAlias = Callable[..., Any]
@@ -122,18 +122,47 @@ def tensor_parallel(block: str, dims: Dims, product: Product, mesh: Mesh, partit
         def sharded_row(x: Any, w: Any) -> Any:
             if isinstance(w, jaxgemm.QuantizedMatrix):
                 return product(x, w)
-            dot = jaxgemm.dot_general if product is jaxgemm.matmul else lax.dot_general
-            return dot(x, w, MATRICES, out_sharding=P(None, None))
+            return product(x, w, out_sharding=P(None, None))
 
         return functools.partial(function, column=product, row=sharded_row, dims=dims)
 
-    def summed_row(x: Any, w: Any) -> Any:
-        return lax.psum(product(x, w), MODEL)
+    return _mapped(block, dims, product, mesh, P(), lambda x: x, lambda out: lax.psum(out, MODEL))
+
+
+def sequence_parallel(block: str, dims: Dims, product: Product, mesh: Mesh, partition: str) -> Layer:
+    """The same, but x and the result have their rows split: x is gathered, and the sums are added up and scattered."""
+    split, whole = P(MODEL, None), P(None, None)
+    if partition == "shard_map":
+        gather = functools.partial(lax.all_gather, axis_name=MODEL, axis=0, tiled=True)
+        scatter = functools.partial(lax.psum_scatter, axis_name=MODEL, scatter_dimension=0, tiled=True)
+        return _mapped(block, dims, product, mesh, split, gather, scatter)
+    explicit = partition == "explicit"
+
+    def moved(x: Any, spec: P) -> Any:
+        return jax.reshard(x, spec) if explicit else lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    def row(x: Any, w: Any) -> Any:
+        if explicit and not isinstance(w, jaxgemm.QuantizedMatrix):
+            return product(x, w, out_sharding=split)
+        return moved(product(x, w), split)
+
+    function = functools.partial(BLOCK_FUNCTIONS[block], column=product, row=row, dims=dims)
+    return lambda x, weights: function(moved(x, whole), weights)
+
+
+def _mapped(
+    block: str, dims: Dims, product: Product, mesh: Mesh, tokens: P, first: Callable[[Any], Any],
+    last: Callable[[Any], Any],
+) -> Layer:  # fmt: skip
+    """The block in a ``shard_map``, of x and with a result that are split so."""
+    function = BLOCK_FUNCTIONS[block]
+
+    def local(x: Any, weights: Weights) -> Any:
+        return function(first(x), weights, column=product, row=lambda x, w: last(product(x, w)), dims=dims)
 
     def mapped(x: Any, weights: Weights) -> Any:
-        local = functools.partial(function, column=product, row=summed_row, dims=dims)
         specs = {name: array_specs(w, spec_of(name)) for name, w in weights.items()}
-        return jax.shard_map(local, mesh=mesh, in_specs=(P(), specs), out_specs=P())(x, weights)
+        return jax.shard_map(local, mesh=mesh, in_specs=(tokens, specs), out_specs=tokens)(x, weights)
 
     return mapped
 

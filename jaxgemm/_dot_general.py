@@ -157,7 +157,7 @@ def dot_general(
         dimension_numbers=numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
-        out_sharding=_canonical_out_sharding(out_sharding),
+        out_sharding=canonical_out_sharding(out_sharding),
         kernel=kernel,
     )
 
@@ -174,7 +174,8 @@ def _check_sizes(lhs: Any, rhs: Any, numbers: DimensionNumbers) -> None:
                 )
 
 
-def _canonical_out_sharding(out_sharding: Any) -> NamedSharding | None:
+def canonical_out_sharding(out_sharding: Any) -> NamedSharding | None:
+    """``out_sharding=`` of JAX's functions, of the abstract mesh: that of the context if it is a PartitionSpec."""
     if out_sharding is None:
         return None
     if isinstance(out_sharding, NamedSharding):

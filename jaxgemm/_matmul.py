@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core.primitives import convert_element_type_p
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm._choose import check_name
-from jaxgemm._dot_general import bind, dot_general
+from jaxgemm._compat import has_partial_sums
+from jaxgemm._dot_general import bind, canonical_out_sharding, dot_general
 from jaxgemm._epilogue import BIAS_DTYPES, NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
 from jaxgemm._mixed import bind as mixed
 from jaxgemm._mixed_choose import check_mixed_name
@@ -58,6 +60,7 @@ def matmul(
     activation: str | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
+    out_sharding: Any = None,
     kernel: str | None = None,
 ) -> jax.Array:
     """``activation(alpha * (lhs @ rhs) + bias)`` with the shapes of ``jnp.matmul``.
@@ -76,6 +79,7 @@ def matmul(
         it can.
       precision: as in :func:`jaxgemm.dot_general`.
       preferred_element_type: dtype of the result; by default that of the promoted operands.
+      out_sharding: as in :func:`jaxgemm.dot_general`, of the result as it is returned.
       kernel: as in :func:`jaxgemm.dot_general`.
 
     Returns:
@@ -83,14 +87,18 @@ def matmul(
 
     Raises:
       TypeError: operands that are no numeric arrays, have no dimensions, or do not fit together; an alpha that is no
-        real number; alpha or an activation where the result is of integers or complex numbers.
+        real number; alpha or an activation where the result is of integers or complex numbers; an ``out_sharding``
+        of a product with quantised weights.
       ValueError: an unknown activation, kernel or precision; an alpha of another shape than (); batch dimensions or a
-        bias that do not broadcast; a named kernel that cannot run this problem.
+        bias that do not broadcast; an ``out_sharding`` of more dimensions than the result, or with unreduced axes and
+        an epilogue; a named kernel that cannot run this problem.
     """
     if isinstance(lhs, QuantizedMatrix):
         raise TypeError("jaxgemm.matmul takes quantised weights as rhs: swap the operands, or lhs.dequantize()")
     if isinstance(rhs, QuantizedMatrix):
         check_mixed_name(kernel)
+        if out_sharding is not None:
+            raise TypeError("jaxgemm.matmul takes no out_sharding with quantised weights: jax.reshard the result")
         name = canonical_activation(activation)
         return _matmul_quantized(lhs, rhs, alpha, bias, name, preferred_element_type, kernel)
     lhs, rhs, weak = _operands(lhs, rhs, preferred_element_type)
@@ -110,7 +118,7 @@ def matmul(
         lax.squeeze(rhs, shapes.rhs_squeeze),
         dimension_numbers=shapes.dimension_numbers,
         precision=precision,
-        out_sharding=None,
+        out_sharding=_sharding_of_dot(canonical_out_sharding(out_sharding), shapes.permutation),
         kernel=kernel,
     )
     if alpha is None and bias is None and activation == NO_ACTIVATION:
@@ -118,6 +126,11 @@ def matmul(
         if weak:
             out = convert_element_type_p.bind(out, new_dtype=out.dtype, weak_type=True, sharding=None)
         return _permuted(out, shapes.permutation)
+    if gemm.keywords["out_sharding"] is not None and has_partial_sums(gemm.keywords["out_sharding"].spec):
+        raise ValueError(
+            f"out_sharding={out_sharding} leaves parts of the sums on their devices, to which no alpha, bias or "
+            "activation can be applied: jax.reshard the product, then apply them"
+        )
     # Kernels scale a float32 accumulator and add a vector to its rows. What is not of that form is composed.
     row_bias = bias is None or (shapes.has_n and bias.shape == shapes.out_shape[-1:])
     if accumulator_dtype(out_dtype) == np.float32 and shapes.has_n and not shapes.rhs_keeps_batch and row_bias:
@@ -258,6 +271,20 @@ def _checked_bias(bias: Any, out_shape: tuple[int, ...], out_dtype: Any) -> jax.
             f"has shape {out_shape[-1:]}"
         )
     return bias
+
+
+def _sharding_of_dot(sharding: NamedSharding | None, permutation: tuple[int, ...]) -> NamedSharding | None:
+    """The sharding of what :func:`_permuted` makes an array of this one of."""
+    if sharding is None or permutation == tuple(range(len(permutation))):
+        return sharding
+    spec = sharding.spec
+    if len(spec.partitions) > len(permutation):
+        raise ValueError(
+            f"out_sharding={spec} has {len(spec.partitions)} dimensions, the result has {len(permutation)}"
+        )
+    placed = dict(zip(permutation, spec.partitions, strict=False))
+    parts = (placed.get(d) for d in range(len(permutation)))
+    return sharding.update(spec=PartitionSpec(*parts, unreduced=spec.unreduced, reduced=spec.reduced))
 
 
 def _permuted(out: jax.Array, permutation: tuple[int, ...]) -> jax.Array:

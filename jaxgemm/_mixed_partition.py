@@ -1,7 +1,8 @@
 """How several devices share a product with quantised weights.
 
 The weights are what is large, so they stay where they are: a device multiplies the columns that it has, or the rows,
-whose partial results are then summed by one all-reduce, before an epilogue. N is split at multiples of the packed
+whose partial results are then summed before an epilogue, by one all-reduce, or by a reduce-scatter where tokens are
+wanted split over the same devices. N is split at multiples of the packed
 tiles' columns, K at multiples of their rows and of the groups; a dimension that cannot be is whole on every device.
 
 As in _partition.py, meshes of automatic axes ask for the program of one device through ``custom_partitioning``, and
@@ -9,13 +10,11 @@ for explicit axes a ``shard_map`` is written into the lowering.
 """
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
@@ -24,7 +23,7 @@ from jaxgemm import _compat
 from jaxgemm._epilogue import NO_ACTIVATION
 from jaxgemm._mixed_local import Form, check_shapes, multiply
 from jaxgemm._packing import TILE_K, TILE_N
-from jaxgemm._partition import Axes, padded_spec, spec_of
+from jaxgemm._partition import Axes, Sums, add_up, devices, of_result, padded_spec, scattered_axes, spec_of
 from jaxgemm._quant import QuantizedMatrix
 
 
@@ -68,46 +67,57 @@ class _Call:
 
     def assign(
         self, specs: Sequence[list[Axes]], out_spec: list[Axes], mesh_shape: Mapping[str, int]
-    ) -> dict[str, Axes]:
-        """The mesh axes of each factor, of shardings of the operands and of the result.
+    ) -> tuple[dict[str, Axes], Sums]:
+        """The mesh axes of each factor of the operands, of shardings of the operands and of the result; and what then
+        makes the result.
 
-        Batch dimensions and tokens are split as those of the result; N and K as those of the weights. Where these are
-        whole, they are split as the result and x are, which moves no weights, by axes that are left.
+        N and K are split as those of the weights, batch dimensions and tokens as those of the result, by axes that are
+        left or, if they split K of the weights, afterwards. Where N and K of the weights are whole, they are split as
+        the result and x are, which moves no weights.
         """
         axes: dict[str, Axes] = dict.fromkeys((*self.out, self.contracted), ())
         used: set[str] = set()
 
+        def possible(factor: str, wanted: Axes) -> Axes:
+            while not self.can_be_split(factor, devices(wanted, mesh_shape)):
+                wanted = wanted[:-1]
+            return wanted
+
         def take(factor: str, wanted: Axes) -> None:
             if axes[factor]:
                 return
-            wanted = tuple(axis for axis in wanted if axis not in used)
-            while not self.can_be_split(factor, math.prod(mesh_shape[axis] for axis in wanted)):
-                wanted = wanted[:-1]
-            axes[factor] = wanted
-            used.update(wanted)
+            axes[factor] = possible(factor, tuple(axis for axis in wanted if axis not in used))
+            used.update(axes[factor])
 
         x, packed, scales = specs[:3]
+        of_k = possible(self.contracted, packed[-3 if self.form.transposed else -2])
+        scattered = []
+        for dimension, (factor, entry) in enumerate(zip(self.out[:-1], out_spec[:-1], strict=True)):
+            take(factor, tuple(axis for axis in entry if axis not in of_k))
+            if last := scattered_axes(entry, of_k, self.sizes[factor], mesh_shape):
+                scattered.append((dimension, last, devices(last, mesh_shape)))
         wishes = [("n", packed[-3]), ("k", packed[-2]), ("n", scales[-1])]
         wishes += [(self.out[-1], out_spec[-1]), (self.contracted, x[-1])]
-        for factor, wanted in (*zip(self.out[:-1], out_spec[:-1], strict=True), *wishes):
+        for factor, wanted in wishes:
             take(factor, wanted)
-        return axes
+        over = tuple(a for a in axes[self.contracted] if not any(a in last for _, last, _ in scattered))
+        return axes, Sums(over, tuple(scattered))
 
     def shard(self, axes: dict[str, Axes], mesh_shape: Mapping[str, int]) -> tuple[int, int]:
         """K and N of one device."""
-        k, n = (math.prod(mesh_shape[axis] for axis in axes[factor]) for factor in ("k", "n"))
+        k, n = (devices(axes[factor], mesh_shape) for factor in ("k", "n"))
         return self.form.k // k, self.form.n // n
 
-    def local(self, *operands: Any, axes: dict[str, Axes], mesh_shape: Mapping[str, int], kernel: str | None) -> Any:
+    def local(
+        self, *operands: Any, axes: dict[str, Axes], sums: Sums, mesh_shape: Mapping[str, int], kernel: str | None
+    ) -> Any:
         """The product of what one device has."""
-        form, summed = self.form.of_shard(*self.shard(axes, mesh_shape)), axes[self.contracted]
-        if not summed:
-            return multiply(*operands, form=form, kernel=kernel)
+        form = self.form.of_shard(*self.shard(axes, mesh_shape))
         epilogue = form.epilogue(operands)
-        if not epilogue and form.activation == NO_ACTIVATION:
-            return lax.psum(multiply(*operands, form=form, kernel=kernel), summed)
-        sums = multiply(*operands[: form.batched_operands], form=form.accumulates, kernel=kernel)
-        return form.finish(lax.psum(sums, summed), *epilogue)
+        if sums == Sums() or (not epilogue and form.activation == NO_ACTIVATION):
+            return add_up(multiply(*operands, form=form, kernel=kernel), sums)
+        accumulator = multiply(*operands[: form.batched_operands], form=form.accumulates, kernel=kernel)
+        return form.finish(add_up(accumulator, sums), *epilogue)
 
 
 # --- automatic axes ---------------------------------------------------------------------------------------------------
@@ -123,13 +133,10 @@ def _sharding_rule(form: Form, kernel: str | None, mesh: Any, operand_types: Any
 def _partition(form: Form, kernel: str | None, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
     call = _Call.of([x.shape for x in operand_shapes], form)
     specs = [padded_spec(x.sharding, len(x.shape)) for x in operand_shapes]
-    axes = call.assign(specs, padded_spec(result_shape.sharding, len(call.out)), mesh.shape)
-    local = functools.partial(call.local, axes=axes, mesh_shape=dict(mesh.shape), kernel=kernel)
-
-    def sharding(factors: tuple[str, ...]) -> NamedSharding:
-        return NamedSharding(mesh, spec_of(list(factors), axes))
-
-    return mesh, local, sharding(call.out), tuple(sharding(factors) for factors in call.operands)
+    axes, sums = call.assign(specs, padded_spec(result_shape.sharding, len(call.out)), mesh.shape)
+    local = functools.partial(call.local, axes=axes, sums=sums, mesh_shape=dict(mesh.shape), kernel=kernel)
+    operands = tuple(NamedSharding(mesh, spec_of(factors, axes)) for factors in call.operands)
+    return mesh, local, NamedSharding(mesh, of_result(call.out, axes, sums)), operands
 
 
 @functools.partial(custom_partitioning, static_argnums=(0, 1))
@@ -148,7 +155,7 @@ def _mesh(operands: Sequence[Any]) -> Any:
     return meshes[0] if meshes else operands[0].sharding.mesh
 
 
-def _explicit_axes(call: _Call, avals: Sequence[Any], mesh: Any) -> dict[str, Axes]:
+def _explicit_axes(call: _Call, avals: Sequence[Any], mesh: Any) -> tuple[dict[str, Axes], Sums]:
     specs = [padded_spec(x.sharding, x.ndim) for x in avals]
     x, packed, scales = specs[:3]
     batch = packed[:-3]
@@ -177,7 +184,7 @@ def mixed_aval(*operands: Any, form: Form, kernel: str | None) -> Any:
     sharding = x.sharding
     if _compat.has_explicit_axes(mesh):
         call = _Call.of([operand.shape for operand in operands], form)
-        sharding = NamedSharding(mesh, spec_of(list(call.out), _explicit_axes(call, operands, mesh)))
+        sharding = NamedSharding(mesh, of_result(call.out, *_explicit_axes(call, operands, mesh)))
     return x.update(shape=(*x.shape[:-1], form.columns), dtype=form.out_dtype, weak_type=False, sharding=sharding)
 
 
@@ -199,11 +206,10 @@ def _explicit(*operands: Any, form: Form, kernel: str | None) -> Any:
     avals = [jax.typeof(x) for x in operands]
     mesh = _mesh(avals)
     call = _Call.of([x.shape for x in avals], form)
-    axes = _explicit_axes(call, avals, mesh)
-    local = functools.partial(call.local, axes=axes, mesh_shape=dict(mesh.shape), kernel=kernel)
-    return _on_shards(
-        mesh, local, operands, [spec_of(list(f), axes) for f in call.operands], spec_of(list(call.out), axes)
-    )
+    axes, sums = _explicit_axes(call, avals, mesh)
+    local = functools.partial(call.local, axes=axes, sums=sums, mesh_shape=dict(mesh.shape), kernel=kernel)
+    in_specs = [spec_of(factors, axes) for factors in call.operands]
+    return _on_shards(mesh, local, operands, in_specs, of_result(call.out, axes, sums))
 
 
 def dequantize_explicit(matrix: QuantizedMatrix, dtype: Any) -> jax.Array:
@@ -217,7 +223,7 @@ def dequantize_explicit(matrix: QuantizedMatrix, dtype: Any) -> jax.Array:
     )
     call = _Call.of([(*batch, matrix.k), *(x.shape for x in avals)], form)
     specs = [padded_spec(x.sharding, x.ndim) for x in avals]
-    axes = call.assign([[()] * (len(batch) + 1), *specs], [*specs[0][:-3], ()], mesh.shape)
+    axes, _ = call.assign([[()] * (len(batch) + 1), *specs], [*specs[0][:-3], ()], mesh.shape)
     factors = list(call.operands[1:])
     if matrix.permutation is not None:  # rows go from device to device
         axes["k"] = ()
@@ -231,7 +237,7 @@ def dequantize_explicit(matrix: QuantizedMatrix, dtype: Any) -> jax.Array:
         shard = form.of_shard(k, n)
         return QuantizedMatrix(packed, scales, zeros, permutation, k, n, form.bits, shard.group_size).dequantize(dtype)
 
-    in_specs = [spec_of(list(names), axes) for names in factors]
+    in_specs = [spec_of(names, axes) for names in factors]
     return _on_shards(mesh, local, operands, in_specs, spec_of([*call.out[:-1], "k", "n"], axes))
 
 

@@ -3,10 +3,14 @@
 Under a mesh of automatic axes, Shardy propagates shardings through a rule that says which dimensions belong together
 and asks for the program of one device (``custom_partitioning``). Under explicit axes every sharding is part of the
 types, so the local program is a ``shard_map`` written into the lowering. Either way a device multiplies what it has,
-and a split contraction ends in one all-reduce: no operand is gathered that need not be.
+and a split contraction ends in one all-reduce, or in a reduce-scatter where the result is wanted split over the same
+devices: no operand is gathered that need not be.
 """
 
+import dataclasses
 import functools
+import math
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,21 +61,54 @@ def padded_spec(sharding: Any, ndim: int) -> list[Axes]:
     return [_axes(entry) for entry in spec] + [()] * (ndim - len(spec))
 
 
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """What makes the result of the sums that devices have of parts of K.
+
+    Attributes:
+      over: mesh axes over which they are added up, and all devices have the result.
+      scattered: (dimension of the result, mesh axes, devices along them): they are added up, and each device has its
+        part of that dimension.
+    """
+
+    over: Axes = ()
+    scattered: tuple[tuple[int, Axes, int], ...] = ()
+
+
+def scattered_axes(entry: Axes, of_k: Container[str], size: int, mesh_shape: Mapping[str, int]) -> Axes:
+    """Those axes of a dimension of the result, of so many elements, that may split K instead, and the sums afterwards.
+
+    They are its last ones, as a device's part of what the others leave it must be its part of the whole.
+    """
+    first = len(entry)
+    while first > 0 and entry[first - 1] in of_k:
+        first -= 1
+    return entry[first:] if size % devices(entry, mesh_shape) == 0 else ()
+
+
+def devices(axes: Axes, mesh_shape: Mapping[str, int]) -> int:
+    """How many there are along mesh axes."""
+    return math.prod(mesh_shape[axis] for axis in axes)
+
+
 def _assign(
     out: list[str],
     out_spec: list[Axes],
+    out_shape: Sequence[int],
     lhs: list[str],
     lhs_spec: list[Axes],
     rhs: list[str],
     rhs_spec: list[Axes],
     contracted: list[str],
+    mesh_shape: Mapping[str, int],
     *,
     both: bool,
-) -> tuple[dict[str, Axes], Axes]:
-    """The mesh axes of each factor, and those that a split contraction must be summed over.
+) -> tuple[dict[str, Axes], Sums]:
+    """The mesh axes of each factor of the operands, and what then makes the result.
 
-    The result's sharding wins. Contracted dimensions keep an axis that both operands have there (``both``), or that
-    either has, unless the result uses it already.
+    Contracted dimensions keep an axis that both operands have there, whether or not the result is wanted split over
+    it: moving sums is cheaper than moving operands. Otherwise the result's sharding wins, and contracted dimensions
+    keep an axis that one operand has there if that is left, or not at all if ``both``.
     """
     axes: dict[str, Axes] = {}
     used: set[str] = set()
@@ -81,47 +118,71 @@ def _assign(
         used.update(axes[factor])
         return axes[factor]
 
-    for factor, entry in zip(out, out_spec, strict=True):
-        take(factor, entry)
-    summed: Axes = ()
-    for factor in contracted:
-        left, right = lhs_spec[lhs.index(factor)], rhs_spec[rhs.index(factor)]
+    entries = {factor: (lhs_spec[lhs.index(factor)], rhs_spec[rhs.index(factor)]) for factor in contracted}
+    shared = {axis for left, right in entries.values() for axis in left if axis in right}
+    scattered = []
+    for dimension, (factor, entry, size) in enumerate(zip(out, out_spec, out_shape, strict=True)):
+        take(factor, tuple(axis for axis in entry if axis not in shared))
+        if last := scattered_axes(entry, shared, size, mesh_shape):
+            scattered.append((dimension, last, devices(last, mesh_shape)))
+    over: Axes = ()
+    for factor, (left, right) in entries.items():
         wanted = tuple(axis for axis in left if axis in right) if both else left or right
-        summed += take(factor, wanted)
-    return axes, summed
+        over += take(factor, wanted)
+    over = tuple(axis for axis in over if not any(axis in last for _, last, _ in scattered))
+    return axes, Sums(over, tuple(scattered))
 
 
-def spec_of(factors: list[str], axes: dict[str, Axes]) -> PartitionSpec:
+def of_result(factors: Sequence[str], axes: dict[str, Axes], sums: Sums) -> PartitionSpec:
+    """How the result is split, of axes that split the operands."""
+    last = {factors[dimension]: axes for dimension, axes, _ in sums.scattered}
+    return spec_of(factors, {factor: axes.get(factor, ()) + last.get(factor, ()) for factor in factors})
+
+
+def spec_of(factors: Sequence[str], axes: dict[str, Axes]) -> PartitionSpec:
     entries = [axes.get(factor, ()) for factor in factors]
     return PartitionSpec(*(None if not e else e[0] if len(e) == 1 else e for e in entries))
 
 
-def _local_product(lhs: Any, rhs: Any, summed: Axes, params: dict[str, Any]) -> Any:
+def _local_product(lhs: Any, rhs: Any, sums: Sums, params: dict[str, Any]) -> Any:
     out = local_gemm_p.bind(lhs, rhs, **(params | _PLAIN | {"out_sharding": None}))
-    if not summed:
-        return out
-    if out.dtype == np.bool_:  # "any" is the sum of booleans
-        return _sum_p.bind(out.astype(np.int32), axes=summed) != 0
-    return _sum_p.bind(out, axes=summed)
+    if out.dtype == np.bool_ and sums != Sums():  # "any" is the sum of booleans
+        return add_up(out.astype(np.int32), sums) != 0
+    return add_up(out, sums)
 
 
-# psum, whose lowering knows no mesh. While a program with automatic axes is partitioned, JAX lowers that of one device
-# in the mesh that the user has set: if its axes are explicit, the scalars that all-reduce adds are annotated with a
-# sharding, and XLA refuses that reduction, or aborts the process (of 16-bit numbers).
-_sum_p = Primitive("jaxgemm_sum_over_devices")
-_sum_p.def_abstract_eval(lambda x, *, axes: x)
+def add_up(x: Any, sums: Sums) -> Any:
+    """The result on one device, of its sums."""
+    return x if sums == Sums() else _add_up_p.bind(x, sums=sums)
 
 
-def _lower_sum(ctx: Any, x: Any, *, axes: Axes) -> Any:
-    (aval,) = ctx.avals_in
+# psum and psum_scatter, whose lowering knows no mesh. While a program with automatic axes is partitioned, JAX lowers
+# that of one device in the mesh that the user has set: if its axes are explicit, the scalars that all-reduce adds are
+# annotated with a sharding, and XLA refuses that reduction, or aborts the process (of 16-bit numbers).
+_add_up_p = Primitive("jaxgemm_sum_over_devices")
+
+
+@_add_up_p.def_abstract_eval
+def _scattered_aval(x: Any, *, sums: Sums) -> Any:
+    shape = list(x.shape)
+    for dimension, _, parts in sums.scattered:
+        shape[dimension] //= parts
+    return x.update(shape=tuple(shape))
+
+
+def _lower_add_up(ctx: Any, x: Any, *, sums: Sums) -> Any:
+    def function(x: Any) -> Any:
+        for dimension, axes, _ in sums.scattered:
+            x = lax.psum_scatter(x, axes, scatter_dimension=dimension, tiled=True)
+        return lax.psum(x, sums.over) if sums.over else x
+
+    avals = ctx.avals_in, ctx.avals_out
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        plain = ShapedArray(aval.shape, aval.dtype)
-        return mlir.lower_fun(lambda x: lax.psum(x, axes), multiple_results=False)(
-            ctx.replace(avals_in=[plain], avals_out=[plain]), x
-        )
+        plain, result = ([ShapedArray(aval.shape, aval.dtype)] for (aval,) in avals)
+        return mlir.lower_fun(function, multiple_results=False)(ctx.replace(avals_in=plain, avals_out=result), x)
 
 
-mlir.register_lowering(_sum_p, _lower_sum)
+mlir.register_lowering(_add_up_p, _lower_add_up)
 
 # --- automatic axes ---------------------------------------------------------------------------------------------------
 
@@ -139,13 +200,12 @@ def _partition(params: Any, mesh: Any, operand_shapes: Any, result_shape: Any) -
     lhs, rhs, out, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
     lhs_spec, rhs_spec = (padded_spec(x.sharding, len(x.shape)) for x in operand_shapes)
     out_spec = padded_spec(result_shape.sharding, len(out))
-    axes, summed = _assign(out, out_spec, lhs, lhs_spec, rhs, rhs_spec, contracted, both=True)
-
-    def sharding(factors: list[str]) -> NamedSharding:
-        return NamedSharding(mesh, spec_of(factors, axes))
-
-    local = functools.partial(_local_product, summed=summed, params=dict(params))
-    return mesh, local, sharding(out), (sharding(lhs), sharding(rhs))
+    axes, sums = _assign(
+        out, out_spec, result_shape.shape, lhs, lhs_spec, rhs, rhs_spec, contracted, mesh.shape, both=True
+    )
+    local = functools.partial(_local_product, sums=sums, params=dict(params))
+    operands = tuple(NamedSharding(mesh, spec_of(factors, axes)) for factors in (lhs, rhs))
+    return mesh, local, NamedSharding(mesh, of_result(out, axes, sums)), operands
 
 
 @functools.partial(custom_partitioning, static_argnums=(2,))
@@ -167,16 +227,19 @@ def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
         lhs_f, rhs_f, out_f, contracted = _factors(params["dimension_numbers"], lhs.ndim, rhs.ndim)
         specs = [padded_spec(jax.typeof(x).sharding, x.ndim) for x in (lhs, rhs)]
         out_spec = padded_spec(out_aval.sharding, len(out_f))
-        axes, summed = _assign(out_f, out_spec, lhs_f, specs[0], rhs_f, specs[1], contracted, both=False)
+        axes, sums = _assign(
+            out_f, out_spec, out_aval.shape, lhs_f, specs[0], rhs_f, specs[1], contracted, mesh.shape, both=False
+        )
         in_specs = spec_of(lhs_f, axes), spec_of(rhs_f, axes)
         lhs, rhs = (
             x if padded_spec(NamedSharding(mesh, wanted), x.ndim) == have else jax.reshard(x, wanted)
             for x, have, wanted in zip((lhs, rhs), specs, in_specs, strict=True)
         )
-        local = functools.partial(_local_product, summed=summed, params=params)
-        return jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=spec_of(out_f, axes), check_vma=False)(
-            lhs, rhs
-        )
+        local = functools.partial(_local_product, sums=sums, params=params)
+        made = of_result(out_f, axes, sums)
+        out = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=made, check_vma=False)(lhs, rhs)
+        wanted = spec_of(out_f, dict(zip(out_f, out_spec, strict=True)))
+        return out if wanted == made else jax.reshard(out, wanted)
 
 
 _lower_explicit = mlir.lower_fun(_explicit, multiple_results=False)

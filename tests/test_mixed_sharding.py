@@ -164,6 +164,46 @@ def test_weights_stay_whatever_the_result_is_to_be(out_spec: P, rng: np.random.G
     assert moved_weights(product, *sharded) == []
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize(
+    ("x_spec", "spec", "out_spec", "expected"),
+    [
+        (P(None, "x"), P("x", None), P("x", None), {"reduce-scatter": 1}),
+        (P("y", "x"), P("x", None), P(("y", "x"), None), {"reduce-scatter": 1}),
+        (P(None, "x"), P("x", "y"), P("x", "y"), {"reduce-scatter": 1}),
+        (P(None, ("x", "y")), P(("x", "y"), None), P("y", None), {"reduce-scatter": 1, "all-reduce": 1}),
+        (P("y", "x"), P("x", None), P(("x", "y"), None), {"all-reduce": 1, "collective-permute": 1}),
+    ],
+    ids=str,
+)
+def test_sums_that_are_wanted_split(
+    x_spec: P, spec: P, out_spec: P, expected: dict[str, int], fused: bool, rng: np.random.Generator
+) -> None:
+    """An epilogue comes after the sums, on each device's tokens."""
+    mesh = mesh_of(AxisType.Auto)
+    x, matrix, bias = integers(rng, (16, K)), weights(rng), integers(rng, (N,))
+    dense = jnp.matmul(x, matrix.dequantize(), precision="highest")
+    wanted = jax.nn.relu(dense + bias) if fused else dense
+    epilogue = {"bias": bias, "activation": "relu"} if fused else {}
+    product = jax.jit(functools.partial(jaxgemm.matmul, **epilogue), out_shardings=NamedSharding(mesh, out_spec))
+    sharded = put(mesh, x, x_spec), place(mesh, matrix, spec)
+    assert_same(np.asarray(product(*sharded)), np.asarray(wanted))
+    assert collectives(product, *sharded) == expected
+
+
+@every_kind
+def test_weights_stay_where_tokens_are_split_as_their_rows(kind: AxisType, rng: np.random.Generator) -> None:
+    mesh = mesh_of(kind)
+    x, matrix = integers(rng, (16, K)), weights(rng)
+    with jax.set_mesh(mesh):
+        product = jax.jit(jaxgemm.matmul, out_shardings=NamedSharding(mesh, P("x", None)))
+        sharded = put(mesh, x, P("x", None)), place(mesh, matrix, P("x", None))
+        out = product(*sharded)
+        assert moved_weights(product, *sharded) == []
+        assert collectives(product, *sharded)["reduce-scatter"] == 1
+    assert_same(np.asarray(out), np.asarray(jnp.matmul(x, matrix.dequantize(), precision="highest")))
+
+
 def test_operands_that_disagree_are_still_multiplied(rng: np.random.Generator) -> None:
     mesh = mesh_of(AxisType.Auto)
     x, matrix = integers(rng, (M, K)), weights(rng, zeros="integer")

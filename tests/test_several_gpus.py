@@ -37,6 +37,13 @@ def test_tensor_parallel(devices: list[jax.Device], block: str, partition: str, 
     checks.check_tensor_parallel(devices, SMALL, block, 12, partition, quantised)
 
 
+@every_form
+@every_partition
+@pytest.mark.parametrize("block", BLOCKS)
+def test_sequence_parallel(devices: list[jax.Device], block: str, partition: str, quantised: bool) -> None:
+    checks.check_tensor_parallel(devices, SMALL, block, 12, partition, quantised, split_tokens=True)
+
+
 def test_exact_numbers_of_one_device_do_in_place_of_float64(devices: list[jax.Device]) -> None:
     checks.check_tensor_parallel(devices, SMALL, "mlp", 12, "auto", quantised=True, in_float64=False)
     checks.check_data_parallel(devices, SMALL, 64, "auto", runs=2, in_float64=False)

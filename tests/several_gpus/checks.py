@@ -59,9 +59,11 @@ def local_calls(block: str, count: int, dims: Dims, parts: int, quantised: bool)
 
 
 def check_tensor_parallel(
-    devices: Devices, dims: Dims, block: str, count: int, partition: str, quantised: bool, *, in_float64: bool = True
-) -> Program:
-    """Bits of one device, exact numbers, one all-reduce and no other collective, products of the local sizes.
+    devices: Devices, dims: Dims, block: str, count: int, partition: str, quantised: bool, *,
+    in_float64: bool = True, split_tokens: bool = False,
+) -> Program:  # fmt: skip
+    """Bits of one device, exact numbers, one all-reduce and no other collective, products of the local sizes. With
+    ``split_tokens`` x and the result have their rows split: x is gathered, and the sums are scattered.
 
     Args:
       in_float64: whether the host computes the exact numbers; without, one device does so, in float32.
@@ -80,11 +82,19 @@ def check_tensor_parallel(
     mesh = sl.make_mesh(devices, MODEL, partition)
     with jax.set_mesh(mesh):
         placed = sl.place(mesh, weights)
-        tokens = jax.device_put(x, NamedSharding(mesh, P(None, None)))
-        layer = sl.tensor_parallel(block, dims, jaxgemm.matmul, mesh, partition)
+        tokens = jax.device_put(x, NamedSharding(mesh, P(MODEL if split_tokens else None, None)))
+        made = sl.sequence_parallel if split_tokens else sl.tensor_parallel
+        layer = made(block, dims, jaxgemm.matmul, mesh, partition)
         run, program = compiled(layer, tokens, placed)
         out = run(tokens, placed)
-    assert program.collectives() == {"all-reduce": [count * dims.hidden]}, "weights are moved, or sums more than once"
+    moved, all_tokens = program.collectives(), count * dims.hidden
+    if not split_tokens:
+        assert moved == {"all-reduce": [all_tokens]}, "weights are moved, or sums more than once"
+    elif partition == "explicit" and quantised:  # which have no out_sharding: XLA may make a reduce-scatter of it
+        assert moved.pop("all-gather") == [all_tokens]
+        assert moved in ({"all-reduce": [all_tokens]}, {"reduce-scatter": [all_tokens // len(devices)]}), moved
+    else:
+        assert moved == {"all-gather": [all_tokens], "reduce-scatter": [all_tokens // len(devices)]}
     if has_kernels(devices):
         calls = sorted((*call.operands[:2], call.out) for call in program.calls())
         assert calls == local_calls(block, count, dims, len(devices), quantised)
@@ -92,7 +102,8 @@ def check_tensor_parallel(
         assert targets == {"jaxgemm_mixed" if quantised else "jaxgemm_gemm"}
     assert len(out.addressable_shards) == len(devices)
     for shard in out.addressable_shards:
-        assert_equal_bits(shard.data, alone, f"{shard.device} against one device")
+        assert_equal_bits(shard.data, alone[shard.index], f"{shard.device} against one device")
+    assert all(shard.data.size == out.size // (len(devices) if split_tokens else 1) for shard in out.addressable_shards)
     return program
 
 

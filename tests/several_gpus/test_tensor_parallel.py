@@ -28,6 +28,15 @@ def test_reduced_sizes(devices: list[jax.Device], block: str, count: int, partit
 @every_form
 @every_partition
 @every_block
+def test_tokens_that_are_split_between_blocks(
+    devices: list[jax.Device], block: str, partition: str, quantised: bool
+) -> None:
+    check_tensor_parallel(devices, REDUCED, block, 64 * len(devices), partition, quantised, split_tokens=True)
+
+
+@every_form
+@every_partition
+@every_block
 def test_full_sizes(devices: list[jax.Device], block: str, partition: str, quantised: bool) -> None:
     check_tensor_parallel(devices, LLAMA_70B, block, 64, partition, quantised, in_float64=False)
 

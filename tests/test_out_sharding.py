@@ -1,0 +1,115 @@
+"""Results that are wanted split: what is moved between eight host devices to make them, and ``out_sharding=``."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxgemm
+from jaxgemm._partition import scattered_axes
+from tests.helpers import assert_same, integers
+from tests.test_sharding import collectives, mesh_of, put
+
+# K split over axes that the result is wanted split over, too: sums are moved, not operands.
+SCATTERED: dict[str, tuple[P, P, P, dict[str, int]]] = {
+    "M": (P(None, "x"), P("x", None), P("x", None), {"reduce-scatter": 1}),
+    "N": (P(None, "x"), P("x", None), P(None, "x"), {"reduce-scatter": 1}),
+    "M and N": (P(None, ("x", "y")), P(("x", "y"), None), P("x", "y"), {"reduce-scatter": 2}),
+    "M by both axes": (P(None, ("x", "y")), P(("x", "y"), None), P(("x", "y"), None), {"reduce-scatter": 1}),
+    "M after another axis": (P("y", "x"), P("x", None), P(("y", "x"), None), {"reduce-scatter": 1}),
+    "N after another axis": (P(None, "x"), P("x", "y"), P(None, ("y", "x")), {"reduce-scatter": 1}),
+    "M before another axis": (
+        P("y", "x"),
+        P("x", None),
+        P(("x", "y"), None),
+        {"all-reduce": 1, "collective-permute": 1},
+    ),
+    "one of two": (P(None, ("x", "y")), P(("x", "y"), None), P("y", None), {"all-reduce": 1, "reduce-scatter": 1}),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8, np.bool_], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("name", list(SCATTERED))
+def test_sums_that_are_wanted_split(name: str, kind: AxisType, dtype: Any, rng: np.random.Generator) -> None:
+    lhs_spec, rhs_spec, out_spec, expected = SCATTERED[name]
+    mesh = mesh_of(kind)
+    x, y = integers(rng, (16, 24), dtype), integers(rng, (24, 8), dtype)
+    wanted = NamedSharding(mesh, out_spec)
+    product = jax.jit(jaxgemm.matmul, out_shardings=wanted)
+    if kind == AxisType.Explicit:
+        product = functools.partial(jaxgemm.matmul, out_sharding=out_spec)
+    with jax.set_mesh(mesh):
+        sharded = put(mesh, x, lhs_spec), put(mesh, y, rhs_spec)
+        out = product(*sharded)
+        assert collectives(product, *sharded) == expected
+    assert out.sharding.is_equivalent_to(wanted, 2)
+    assert_same(np.asarray(out), np.asarray(jnp.matmul(x, y)))
+
+
+def test_which_axes_sums_are_scattered_over() -> None:
+    shape = {"x": 4, "y": 2, "z": 3}
+    for entry, of_k, size, found in [
+        (("y", "x"), "x", 16, ("x",)),
+        (("x", "y"), "x", 16, ()),
+        (("z", "y", "x"), "xy", 48, ("y", "x")),
+        (("y", "x"), "yx", 20, ()),  # which is no whole number of rows for each of eight
+        ((), "x", 16, ()),
+    ]:
+        assert scattered_axes(entry, of_k, size, shape) == found
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "specs"),
+    [
+        ((16, 24), (24, 8), (P(None, "x"), P("x", "y"), P(None, "y"))),
+        ((16, 24), (24, 8), (P(None, "x"), P("x", None), P("x", None))),
+        ((2, 16, 24), (24, 8), (P(None, None, "x"), P("x", "y"), P(None, None, "y"))),
+        ((4, 2, 16, 24), (2, 24, 8), (P("x", "y"), P("y"), P("x", "y", None, None))),
+        ((2, 16, 24), (3, 2, 24, 8), (P("y", None, "x"), P(None, "y", "x"), P(None, "y", "x", None))),
+        ((24,), (4, 24, 8), (P("x"), P(None, "x", "y"), P(None, "y"))),
+    ],
+    ids=str,
+)
+def test_out_sharding_of_matmul(lhs: Any, rhs: Any, specs: Any, fused: bool, rng: np.random.Generator) -> None:
+    """Is that of the result as it is returned, and of its gradient."""
+    x, w, bias = integers(rng, lhs), integers(rng, rhs), integers(rng, rhs[-1:])
+    epilogue = {"bias": bias, "activation": "relu"} if fused else {}
+    mesh = mesh_of(AxisType.Explicit)
+
+    def loss(x: Any, w: Any, **kwargs: Any) -> Any:
+        out = jaxgemm.matmul(x, w, **kwargs)
+        return out.sum(), out
+
+    wanted, gradients = (jaxgemm.matmul(x, w, **epilogue), jax.grad(loss, (0, 1), has_aux=True)(x, w, **epilogue)[0])
+    with jax.set_mesh(mesh):
+        if fused:
+            epilogue["bias"] = put(mesh, bias, P(*specs[2][len(wanted.shape) - 1 :]))
+        sharded = put(mesh, x, specs[0]), put(mesh, w, specs[1])
+        both = jax.jit(jax.grad(functools.partial(loss, out_sharding=specs[2], **epilogue), (0, 1), has_aux=True))
+        got, out = both(*sharded)
+        assert jax.typeof(out).sharding.is_equivalent_to(NamedSharding(mesh.abstract_mesh, specs[2]), out.ndim)
+        forward = functools.partial(jaxgemm.matmul, out_sharding=specs[2], **epilogue)
+        assert set(collectives(forward, *sharded)) <= {"all-reduce", "reduce-scatter"}
+    assert_same(np.asarray(out), np.asarray(wanted))
+    for a, b in zip(got, gradients, strict=True):
+        assert_same(np.asarray(a), np.asarray(b))
+
+
+def test_out_shardings_that_matmul_refuses() -> None:
+    x, w = jnp.ones((4, 2, 16, 24)), jnp.ones((2, 24, 8))
+    with jax.set_mesh(mesh_of(AxisType.Explicit)):
+        with pytest.raises(ValueError, match="has 5 dimensions, the result has 4"):
+            jaxgemm.matmul(x, w, out_sharding=P(None, None, None, None, "x"))
+        with pytest.raises(ValueError, match=r"leaves parts of the sums on their devices.*jax\.reshard"):
+            jaxgemm.matmul(x, w, activation="relu", out_sharding=P(None, unreduced={"x"}))
+    with pytest.raises(TypeError, match="takes no out_sharding with quantised weights"):
+        jaxgemm.matmul(x, jaxgemm.quantize(w[0], group_size=8), out_sharding=P())
