@@ -91,46 +91,87 @@ def devices(axes: Axes, mesh_shape: Mapping[str, int]) -> int:
     return math.prod(mesh_shape[axis] for axis in axes)
 
 
-def _assign(
-    out: list[str],
-    out_spec: list[Axes],
-    out_shape: Sequence[int],
-    lhs: list[str],
-    lhs_spec: list[Axes],
-    rhs: list[str],
-    rhs_spec: list[Axes],
-    contracted: list[str],
-    mesh_shape: Mapping[str, int],
-    *,
-    both: bool,
-) -> tuple[dict[str, Axes], Sums]:
-    """The mesh axes of each factor of the operands, and what then makes the result.
-
-    Contracted dimensions keep an axis that both operands have there, whether or not the result is wanted split over
-    it: moving sums is cheaper than moving operands. Otherwise the result's sharding wins, and contracted dimensions
-    keep an axis that one operand has there if that is left, or not at all if ``both``.
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """A product of several devices: the factors of its operands and result, and the mesh axes that split them now, or
+    are wanted to.
     """
-    axes: dict[str, Axes] = {}
-    used: set[str] = set()
 
-    def take(factor: str, wanted: Axes) -> Axes:
-        axes[factor] = tuple(axis for axis in wanted if axis not in used)
-        used.update(axes[factor])
-        return axes[factor]
+    lhs: list[str]
+    rhs: list[str]
+    out: list[str]
+    contracted: list[str]
+    lhs_spec: list[Axes]
+    rhs_spec: list[Axes]
+    out_spec: list[Axes]
+    lhs_shape: Sequence[int]
+    rhs_shape: Sequence[int]
+    out_shape: Sequence[int]
+    mesh_shape: Mapping[str, int]
 
-    entries = {factor: (lhs_spec[lhs.index(factor)], rhs_spec[rhs.index(factor)]) for factor in contracted}
-    shared = {axis for left, right in entries.values() for axis in left if axis in right}
-    scattered = []
-    for dimension, (factor, entry, size) in enumerate(zip(out, out_spec, out_shape, strict=True)):
-        take(factor, tuple(axis for axis in entry if axis not in shared))
-        if last := scattered_axes(entry, shared, size, mesh_shape):
-            scattered.append((dimension, last, devices(last, mesh_shape)))
-    over: Axes = ()
-    for factor, (left, right) in entries.items():
-        wanted = tuple(axis for axis in left if axis in right) if both else left or right
-        over += take(factor, wanted)
-    over = tuple(axis for axis in over if not any(axis in last for _, last, _ in scattered))
-    return axes, Sums(over, tuple(scattered))
+    def _of_k(self, factor: str) -> Axes:
+        """The axes that split a contracted dimension.
+
+        Those that it has in one operand, if the other does not have them elsewhere: of that each device takes the part
+        that it needs. Where both have others, those of the larger one stay.
+        """
+        left, right = self.lhs_spec[self.lhs.index(factor)], self.rhs_spec[self.rhs.index(factor)]
+        others_of_lhs, others_of_rhs = (
+            {axis for name, entry in zip(names, spec, strict=True) if name != factor for axis in entry}
+            for names, spec in ((self.lhs, self.lhs_spec), (self.rhs, self.rhs_spec))
+        )
+        left = tuple(axis for axis in left if axis not in others_of_rhs)
+        right = tuple(axis for axis in right if axis not in others_of_lhs)
+        shorter, longer = sorted((left, right), key=len)
+        if longer[: len(shorter)] == shorter:
+            return longer
+        shared = tuple(axis for axis in left if axis in right)
+        return shared or (left if math.prod(self.lhs_shape) >= math.prod(self.rhs_shape) else right)
+
+    def assign(self, *, operands_move: bool) -> tuple[dict[str, Axes], Sums]:
+        """The mesh axes of each factor of the operands, and what then makes the result.
+
+        Contracted dimensions keep an axis that both operands have there, whether or not the result is wanted split over
+        it: moving sums is cheaper than moving operands. So is an axis of one operand alone, unless ``operands_move``
+        from one split dimension to another in parts; otherwise XLA gathers them first. The other dimensions are split
+        as those of the result, and those that are wanted whole as they are: the result is gathered then.
+        """
+        axes: dict[str, Axes] = {}
+        used: set[str] = set()
+
+        def take(factor: str, wanted: Axes) -> Axes:
+            axes[factor] = tuple(axis for axis in wanted if axis not in used)
+            used.update(axes[factor])
+            return axes[factor]
+
+        of_k = {factor: self._of_k(factor) for factor in self.contracted}
+        shared = {axis for factor, entry in of_k.items() for axis in entry if self._both_have(factor, axis)}
+        kept = shared if operands_move else {axis for entry in of_k.values() for axis in entry}
+        scattered = []
+        for dimension, (factor, entry, size) in enumerate(zip(self.out, self.out_spec, self.out_shape, strict=True)):
+            take(factor, tuple(axis for axis in entry if axis not in kept))
+            if last := scattered_axes(entry, kept, size, self.mesh_shape):
+                scattered.append((dimension, last, devices(last, self.mesh_shape)))
+        over: Axes = ()
+        for factor, entry in of_k.items():
+            over += take(factor, entry)
+        over = tuple(axis for axis in over if not any(axis in last for _, last, _ in scattered))
+        for factor, entry in zip(self.out, self.out_spec, strict=True):
+            if not entry:
+                take(factor, self._own(factor))
+        return axes, Sums(over, tuple(scattered))
+
+    def _both_have(self, factor: str, axis: str) -> bool:
+        return axis in self.lhs_spec[self.lhs.index(factor)] and axis in self.rhs_spec[self.rhs.index(factor)]
+
+    def _own(self, factor: str) -> Axes:
+        """How a dimension is split in the operands that have it, if in the same way."""
+        entries = {
+            spec[names.index(factor)]
+            for names, spec in ((self.lhs, self.lhs_spec), (self.rhs, self.rhs_spec))
+            if factor in names
+        }
+        return entries.pop() if len(entries) == 1 else ()
 
 
 def of_result(factors: Sequence[str], axes: dict[str, Axes], sums: Sums) -> PartitionSpec:
@@ -200,9 +241,9 @@ def _partition(params: Any, mesh: Any, operand_shapes: Any, result_shape: Any) -
     lhs, rhs, out, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
     lhs_spec, rhs_spec = (padded_spec(x.sharding, len(x.shape)) for x in operand_shapes)
     out_spec = padded_spec(result_shape.sharding, len(out))
-    axes, sums = _assign(
-        out, out_spec, result_shape.shape, lhs, lhs_spec, rhs, rhs_spec, contracted, mesh.shape, both=True
-    )
+    shapes = [x.shape for x in (*operand_shapes, result_shape)]
+    product = _Product(lhs, rhs, out, contracted, lhs_spec, rhs_spec, out_spec, *shapes, mesh.shape)
+    axes, sums = product.assign(operands_move=False)
     local = functools.partial(_local_product, sums=sums, params=dict(params))
     operands = tuple(NamedSharding(mesh, spec_of(factors, axes)) for factors in (lhs, rhs))
     return mesh, local, NamedSharding(mesh, of_result(out, axes, sums)), operands
@@ -227,9 +268,9 @@ def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
         lhs_f, rhs_f, out_f, contracted = _factors(params["dimension_numbers"], lhs.ndim, rhs.ndim)
         specs = [padded_spec(jax.typeof(x).sharding, x.ndim) for x in (lhs, rhs)]
         out_spec = padded_spec(out_aval.sharding, len(out_f))
-        axes, sums = _assign(
-            out_f, out_spec, out_aval.shape, lhs_f, specs[0], rhs_f, specs[1], contracted, mesh.shape, both=False
-        )
+        shapes = lhs.shape, rhs.shape, out_aval.shape
+        product = _Product(lhs_f, rhs_f, out_f, contracted, *specs, out_spec, *shapes, mesh.shape)
+        axes, sums = product.assign(operands_move=True)
         in_specs = spec_of(lhs_f, axes), spec_of(rhs_f, axes)
         lhs, rhs = (
             x if padded_spec(NamedSharding(mesh, wanted), x.ndim) == have else jax.reshard(x, wanted)

@@ -295,6 +295,15 @@ SHARDED = {
     "rows": (P("x"), P(), P("x"), "bf16[32,1024]", {}),
     "columns": (P(), P(None, "x"), P(None, "x"), "bf16[64,512]", {}),
     "contracted": (P(None, "x"), P("x"), P(), "bf16[64,1024]", SUMMED),
+    "contracted, rows wanted": (P(None, "x"), P("x"), P("x"), "bf16[64,1024]", {"reduce-scatter": 1}),
+    # XLA scatters rows: columns become rows before, and columns again.
+    "contracted, columns wanted": (
+        P(None, "x"),
+        P("x"),
+        P(None, "x"),
+        "bf16[64,1024]",
+        {"reduce-scatter": 1, "fusion": 2},
+    ),
 }
 
 
@@ -334,6 +343,30 @@ def test_a_block_on_four_devices() -> None:
         program = compiled(function, *two_by_two(mesh))
     assert program.launches == {GEMM_TARGET: 2, "all-reduce": 1}
     assert sorted(call_shapes(program)) == ["bf16[32,512]", "bf16[32,512]"]
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "int4"])
+def test_tokens_that_are_split_between_blocks(form: str) -> None:
+    mesh = mesh_of((2,), ("model",))
+    x, up, down = bf16((64, 512)), bf16((512, 1024)), bf16((1024, 512))
+    if form == "int4":
+        up, down = quantized(512, 1024), quantized(1024, 512)
+
+    def function(x: Any, up: Any, down: Any) -> Any:
+        out = jaxgemm.matmul(jaxgemm.matmul(replicated(mesh, x), up), down)
+        return lax.with_sharding_constraint(out, NamedSharding(mesh, P("model")))
+
+    def placed(tree: Any, spec: P) -> Any:
+        if not isinstance(tree, jaxgemm.QuantizedMatrix):
+            return on_mesh(mesh, tree, spec)
+        return jax.tree.map(functools.partial(on_mesh, mesh), tree, tree.specs(spec))
+
+    with jax.set_mesh(mesh):
+        program = compiled(
+            function, on_mesh(mesh, x, P("model")), placed(up, P(None, "model")), placed(down, P("model", None))
+        )
+    target = MIXED_TARGET if form == "int4" else GEMM_TARGET
+    assert program.launches == {target: 2, "all-gather": 1, "reduce-scatter": 1}
 
 
 def test_shard_map_keeps_the_epilogue() -> None:
