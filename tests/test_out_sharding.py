@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgemm
 from jaxgemm._partition import scattered_axes
-from tests.helpers import assert_same, integers
+from tests.helpers import assert_same, integers, struct
+from tests.several_gpus.program import compiled
 from tests.test_sharding import collectives, mesh_of, put
 
 # K split over axes that the result is wanted split over, too: sums are moved, not operands.
@@ -52,6 +54,42 @@ def test_sums_that_are_wanted_split(name: str, kind: AxisType, dtype: Any, rng: 
         assert collectives(product, *sharded) == expected
     assert out.sharding.is_equivalent_to(wanted, 2)
     assert_same(np.asarray(out), np.asarray(jnp.matmul(x, y)))
+
+
+# Elements that four devices receive, each, for one of a collective's result.
+RECEIVED = {"all-gather": 0.75, "all-to-all": 0.75, "all-reduce": 1.5, "reduce-scatter": 3.0, "collective-permute": 1.0}
+SPECS = [P(None, None), P("x", None), P(None, "x")]
+# Where operands of a call are to be split along another dimension XLA gathers them; those of its own dot it exchanges.
+GATHERED = {
+    (P(None, "x"), P(None, "x"), P("x", None)),
+    (P("x", None), P("x", None), P(None, "x")),
+    (P(None, None), P("x", None), P(None, "x")),
+}
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("lhs_spec", SPECS, ids=str)
+@pytest.mark.parametrize("rhs_spec", SPECS, ids=str)
+def test_no_more_is_moved_than_for_jnp_matmul(lhs_spec: P, rhs_spec: P, kind: AxisType) -> None:
+    mesh = mesh_of(kind)
+    lhs, rhs = (
+        struct(shape).update(sharding=NamedSharding(mesh, spec))
+        for shape, spec in (((64, 128), lhs_spec), ((128, 32), rhs_spec))
+    )
+
+    def received(matmul: Any, out_spec: P) -> float:
+        if kind == AxisType.Explicit:
+            _, program = compiled(functools.partial(matmul, out_sharding=out_spec), lhs, rhs)
+        else:
+            wanted = NamedSharding(mesh, out_spec)
+            _, program = compiled(lambda x, w: lax.with_sharding_constraint(matmul(x, w), wanted), lhs, rhs)
+        return sum(RECEIVED[name] * sum(sizes) for name, sizes in program.collectives().items())
+
+    with jax.set_mesh(mesh):
+        for out_spec in SPECS:
+            more = received(jaxgemm.matmul, out_spec) - received(jnp.matmul, out_spec)
+            allowed = kind == AxisType.Auto and (lhs_spec, rhs_spec, out_spec) in GATHERED
+            assert (more > 0) == allowed, f"{lhs_spec} x {rhs_spec} -> {out_spec}: {more} elements more"
 
 
 def test_which_axes_sums_are_scattered_over() -> None:
