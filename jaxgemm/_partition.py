@@ -92,21 +92,28 @@ def devices(axes: Axes, mesh_shape: Mapping[str, int]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Product:
-    """A product of several devices: the factors of its operands and result, and the mesh axes that split them now, or
-    are wanted to.
-    """
+class _Array:
+    """An operand or result: the factor that each dimension is, and the mesh axes that split it or are wanted to."""
 
-    lhs: list[str]
-    rhs: list[str]
-    out: list[str]
+    factors: list[str]
+    spec: list[Axes]
+    shape: Sequence[int]
+
+    def axes_of(self, factor: str) -> Axes:
+        return self.spec[self.factors.index(factor)]
+
+    def axes_of_others(self, factor: str) -> set[str]:
+        return {axis for name, entry in zip(self.factors, self.spec, strict=True) if name != factor for axis in entry}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """A product of several devices."""
+
+    lhs: _Array
+    rhs: _Array
+    out: _Array
     contracted: list[str]
-    lhs_spec: list[Axes]
-    rhs_spec: list[Axes]
-    out_spec: list[Axes]
-    lhs_shape: Sequence[int]
-    rhs_shape: Sequence[int]
-    out_shape: Sequence[int]
     mesh_shape: Mapping[str, int]
 
     def _of_k(self, factor: str) -> Axes:
@@ -115,18 +122,13 @@ class _Product:
         Those that it has in one operand, if the other does not have them elsewhere: of that each device takes the part
         that it needs. Where both have others, those of the larger one stay.
         """
-        left, right = self.lhs_spec[self.lhs.index(factor)], self.rhs_spec[self.rhs.index(factor)]
-        others_of_lhs, others_of_rhs = (
-            {axis for name, entry in zip(names, spec, strict=True) if name != factor for axis in entry}
-            for names, spec in ((self.lhs, self.lhs_spec), (self.rhs, self.rhs_spec))
-        )
-        left = tuple(axis for axis in left if axis not in others_of_rhs)
-        right = tuple(axis for axis in right if axis not in others_of_lhs)
+        left = tuple(axis for axis in self.lhs.axes_of(factor) if axis not in self.rhs.axes_of_others(factor))
+        right = tuple(axis for axis in self.rhs.axes_of(factor) if axis not in self.lhs.axes_of_others(factor))
         shorter, longer = sorted((left, right), key=len)
         if longer[: len(shorter)] == shorter:
             return longer
         shared = tuple(axis for axis in left if axis in right)
-        return shared or (left if math.prod(self.lhs_shape) >= math.prod(self.rhs_shape) else right)
+        return shared or (left if math.prod(self.lhs.shape) >= math.prod(self.rhs.shape) else right)
 
     def assign(self, *, operands_move: bool) -> tuple[dict[str, Axes], Sums]:
         """The mesh axes of each factor of the operands, and what then makes the result.
@@ -148,7 +150,9 @@ class _Product:
         shared = {axis for factor, entry in of_k.items() for axis in entry if self._both_have(factor, axis)}
         kept = shared if operands_move else {axis for entry in of_k.values() for axis in entry}
         scattered = []
-        for dimension, (factor, entry, size) in enumerate(zip(self.out, self.out_spec, self.out_shape, strict=True)):
+        for dimension, (factor, entry, size) in enumerate(
+            zip(self.out.factors, self.out.spec, self.out.shape, strict=True)
+        ):
             take(factor, tuple(axis for axis in entry if axis not in kept))
             if last := scattered_axes(entry, kept, size, self.mesh_shape):
                 scattered.append((dimension, last, devices(last, self.mesh_shape)))
@@ -156,22 +160,19 @@ class _Product:
         for factor, entry in of_k.items():
             over += take(factor, entry)
         over = tuple(axis for axis in over if not any(axis in last for _, last, _ in scattered))
-        for factor, entry in zip(self.out, self.out_spec, strict=True):
+        for factor, entry in zip(self.out.factors, self.out.spec, strict=True):
             if not entry:
                 take(factor, self._own(factor))
         return axes, Sums(over, tuple(scattered))
 
     def _both_have(self, factor: str, axis: str) -> bool:
-        return axis in self.lhs_spec[self.lhs.index(factor)] and axis in self.rhs_spec[self.rhs.index(factor)]
+        return axis in self.lhs.axes_of(factor) and axis in self.rhs.axes_of(factor)
 
     def _own(self, factor: str) -> Axes:
-        """How a dimension is split in the operands that have it, if in the same way."""
-        entries = {
-            spec[names.index(factor)]
-            for names, spec in ((self.lhs, self.lhs_spec), (self.rhs, self.rhs_spec))
-            if factor in names
-        }
-        return entries.pop() if len(entries) == 1 else ()
+        """How a dimension is split in an operand, if the other one lacks it or can follow by taking parts."""
+        entries = (operand.axes_of(factor) for operand in (self.lhs, self.rhs) if factor in operand.factors)
+        *shorter, longest = sorted(entries, key=len)
+        return longest if all(longest[: len(entry)] == entry for entry in shorter) else ()
 
 
 def of_result(factors: Sequence[str], axes: dict[str, Axes], sums: Sums) -> PartitionSpec:
@@ -238,15 +239,15 @@ def _sharding_rule(params: Any, mesh: Any, operand_types: Any, result_types: Any
 
 def _partition(params: Any, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
     lhs_ndim, rhs_ndim = (len(x.shape) for x in operand_shapes)
-    lhs, rhs, out, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
-    lhs_spec, rhs_spec = (padded_spec(x.sharding, len(x.shape)) for x in operand_shapes)
-    out_spec = padded_spec(result_shape.sharding, len(out))
-    shapes = [x.shape for x in (*operand_shapes, result_shape)]
-    product = _Product(lhs, rhs, out, contracted, lhs_spec, rhs_spec, out_spec, *shapes, mesh.shape)
-    axes, sums = product.assign(operands_move=False)
+    *factors, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
+    lhs, rhs, out = (
+        _Array(names, padded_spec(x.sharding, len(names)), x.shape)
+        for names, x in zip(factors, (*operand_shapes, result_shape), strict=True)
+    )
+    axes, sums = _Product(lhs, rhs, out, contracted, mesh.shape).assign(operands_move=False)
     local = functools.partial(_local_product, sums=sums, params=dict(params))
-    operands = tuple(NamedSharding(mesh, spec_of(factors, axes)) for factors in (lhs, rhs))
-    return mesh, local, NamedSharding(mesh, of_result(out, axes, sums)), operands
+    operands = tuple(NamedSharding(mesh, spec_of(x.factors, axes)) for x in (lhs, rhs))
+    return mesh, local, NamedSharding(mesh, of_result(out.factors, axes, sums)), operands
 
 
 @functools.partial(custom_partitioning, static_argnums=(2,))
@@ -265,22 +266,22 @@ def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
         out_aval = dot_general_aval(
             jax.typeof(lhs), jax.typeof(rhs), **{name: value for name, value in params.items() if name != "kernel"}
         )
-        lhs_f, rhs_f, out_f, contracted = _factors(params["dimension_numbers"], lhs.ndim, rhs.ndim)
-        specs = [padded_spec(jax.typeof(x).sharding, x.ndim) for x in (lhs, rhs)]
-        out_spec = padded_spec(out_aval.sharding, len(out_f))
-        shapes = lhs.shape, rhs.shape, out_aval.shape
-        product = _Product(lhs_f, rhs_f, out_f, contracted, *specs, out_spec, *shapes, mesh.shape)
-        axes, sums = product.assign(operands_move=True)
-        in_specs = spec_of(lhs_f, axes), spec_of(rhs_f, axes)
-        lhs, rhs = (
-            x if padded_spec(NamedSharding(mesh, wanted), x.ndim) == have else jax.reshard(x, wanted)
-            for x, have, wanted in zip((lhs, rhs), specs, in_specs, strict=True)
+        *factors, contracted = _factors(params["dimension_numbers"], lhs.ndim, rhs.ndim)
+        avals = jax.typeof(lhs), jax.typeof(rhs), out_aval
+        left, right, out = (
+            _Array(names, padded_spec(x.sharding, x.ndim), x.shape) for names, x in zip(factors, avals, strict=True)
+        )
+        axes, sums = _Product(left, right, out, contracted, mesh.shape).assign(operands_move=True)
+        in_specs = spec_of(left.factors, axes), spec_of(right.factors, axes)
+        placed = (
+            x if padded_spec(NamedSharding(mesh, wanted), x.ndim) == have.spec else jax.reshard(x, wanted)
+            for x, have, wanted in zip((lhs, rhs), (left, right), in_specs, strict=True)
         )
         local = functools.partial(_local_product, sums=sums, params=params)
-        made = of_result(out_f, axes, sums)
-        out = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=made, check_vma=False)(lhs, rhs)
-        wanted = spec_of(out_f, dict(zip(out_f, out_spec, strict=True)))
-        return out if wanted == made else jax.reshard(out, wanted)
+        made = of_result(out.factors, axes, sums)
+        result = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=made, check_vma=False)(*placed)
+        wanted = spec_of(out.factors, dict(zip(out.factors, out.spec, strict=True)))
+        return result if wanted == made else jax.reshard(result, wanted)
 
 
 _lower_explicit = mlir.lower_fun(_explicit, multiple_results=False)

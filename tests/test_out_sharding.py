@@ -92,6 +92,27 @@ def test_no_more_is_moved_than_for_jnp_matmul(lhs_spec: P, rhs_spec: P, kind: Ax
             assert (more > 0) == allowed, f"{lhs_spec} x {rhs_spec} -> {out_spec}: {more} elements more"
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def test_operands_are_not_gathered_where_the_result_can_be(kind: AxisType, rng: np.random.Generator) -> None:
+    mesh = mesh_of(kind)
+    for lhs_spec, rhs_spec, batch in [
+        (P("x", None), P(None, None), False),
+        (P(None, None), P(None, "x"), False),
+        (P("x", None, None), P(None, None, None), True),
+    ]:
+        lhs, rhs = ((4, 16, 24), (4, 24, 8)) if batch else ((16, 24), (24, 8))
+        x, w = integers(rng, lhs), integers(rng, rhs)
+        whole = P(*[None] * x.ndim)
+        explicit = {"out_sharding": whole} if kind == AxisType.Explicit else {}
+        product = jax.jit(functools.partial(jaxgemm.matmul, **explicit), out_shardings=NamedSharding(mesh, whole))
+        with jax.set_mesh(mesh):
+            sharded = put(mesh, x, lhs_spec), put(mesh, w, rhs_spec)
+            out = product(*sharded)
+            _, program = compiled(product, *sharded)
+        assert program.collectives() == {"all-gather": [out.size]}
+        assert_same(np.asarray(out), np.asarray(jnp.matmul(x, w)))
+
+
 def test_which_axes_sums_are_scattered_over() -> None:
     shape = {"x": 4, "y": 2, "z": 3}
     for entry, of_k, size, found in [
