@@ -1,15 +1,16 @@
 """How several devices share a product with quantised weights.
 
-The weights are what is large, so they stay where they are: a device multiplies the columns that it has, or the rows,
-whose partial results are then summed before an epilogue, by one all-reduce, or by a reduce-scatter where tokens are
-wanted split over the same devices. N is split at multiples of the packed
-tiles' columns, K at multiples of their rows and of the groups; a dimension that cannot be is whole on every device.
+The weights are what is large, unless tokens are many, so they stay where they are: a device multiplies the columns that
+it has, or the rows, whose partial results are then summed before an epilogue, by one all-reduce, or by a reduce-scatter
+where tokens are wanted split over the same devices. N is split at multiples of the packed tiles' columns, K at
+multiples of their rows and of the groups; a dimension that cannot be is whole on every device.
 
 As in _partition.py, meshes of automatic axes ask for the program of one device through ``custom_partitioning``, and
 for explicit axes a ``shard_map`` is written into the lowering.
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,15 +66,22 @@ class _Call:
             return whole_groups and self.form.k % (TILE_K * parts) == 0
         return self.sizes[factor] % parts == 0
 
+    @property
+    def few_tokens(self) -> bool:
+        """Whether x and the result are fewer bytes than the weights, of 16 bits each number."""
+        tokens = math.prod(size for name, size in self.sizes.items() if name.startswith("m"))
+        return 2 * 8 * tokens * (self.form.k + self.form.n) < self.form.bits * self.form.k * self.form.n
+
     def assign(
         self, specs: Sequence[list[Axes]], out_spec: list[Axes], mesh_shape: Mapping[str, int]
     ) -> tuple[dict[str, Axes], Sums]:
         """The mesh axes of each factor of the operands, of shardings of the operands and of the result; and what then
         makes the result.
 
-        N and K are split as those of the weights, batch dimensions and tokens as those of the result, by axes that are
-        left or, if they split K of the weights, afterwards. Where N and K of the weights are whole, they are split as
-        the result and x are, which moves no weights.
+        N and K are split as those of the weights, batch dimensions and tokens as those of the result: by other axes, or
+        by those of K when sums are added up, or when the result is moved. But many tokens that x has split already stay
+        where they are, and weights are gathered. Where N and K of the weights are whole, they are split as the result
+        and x are, which moves no weights.
         """
         axes: dict[str, Axes] = dict.fromkeys((*self.out, self.contracted), ())
         used: set[str] = set()
@@ -90,10 +98,13 @@ class _Call:
             used.update(axes[factor])
 
         x, packed, scales = specs[:3]
-        of_k = possible(self.contracted, packed[-3 if self.form.transposed else -2])
+        rows, columns = (packed[-3], packed[-2]) if self.form.transposed else (packed[-2], packed[-3])
+        of_x = {axis for entry in x[:-1] for axis in entry if not self.few_tokens}
+        of_k = [axis for axis in possible(self.contracted, rows) if axis not in of_x]
+        of_weights = [*of_k, *(axis for axis in possible(self.out[-1], columns) if self.few_tokens)]
         scattered = []
         for dimension, (factor, entry) in enumerate(zip(self.out[:-1], out_spec[:-1], strict=True)):
-            take(factor, tuple(axis for axis in entry if axis not in of_k))
+            take(factor, tuple(axis for axis in entry if axis not in of_weights))
             if last := scattered_axes(entry, of_k, self.sizes[factor], mesh_shape):
                 scattered.append((dimension, last, devices(last, mesh_shape)))
         wishes = [("n", packed[-3]), ("k", packed[-2]), ("n", scales[-1])]
