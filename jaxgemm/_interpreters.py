@@ -9,13 +9,22 @@ import math
 import sys
 from typing import Any
 
-from jax.experimental import jet, roofline
 from jax.extend.core.primitives import dot_general_p
 
 from jaxgemm import _compat
 from jaxgemm._mixed import mixed_gemm_p
 from jaxgemm._mixed_local import composed as composed_mixed
 from jaxgemm._primitives import composed_fused, fused_gemm_p, gemm_p, known_fused
+
+# What is experimental may not be there, or may need packages that JAX does not: who has none of it needs no rule.
+try:
+    from jax.experimental import jet
+except ImportError:
+    jet = None
+try:
+    from jax.experimental import roofline
+except ImportError:
+    roofline = None
 
 _PRODUCTS = (gemm_p, fused_gemm_p, mixed_gemm_p)
 
@@ -26,37 +35,42 @@ for _primitive in _PRODUCTS:
 # --- jet --------------------------------------------------------------------------------------------------------------
 
 
-def _series_of_composed_fused(primals: Any, series: Any, **params: Any) -> Any:
-    return jet.jet(functools.partial(composed_fused, **params), primals, series, factorial_scaled=False)
+def _register_jet(jet: Any) -> None:
+    def fused(primals: Any, series: Any, **params: Any) -> Any:
+        return jet.jet(functools.partial(composed_fused, **params), primals, series, factorial_scaled=False)
+
+    def mixed(primals: Any, series: Any, *, kernel: str | None, form: Any) -> Any:
+        return jet.jet(functools.partial(composed_mixed, form=form), primals, series, factorial_scaled=False)
+
+    jet.jet_rules[gemm_p] = functools.partial(jet.jet_rules[dot_general_p].func, gemm_p)  # that of what is bilinear
+    jet.jet_rules[fused_gemm_p] = fused
+    jet.jet_rules[mixed_gemm_p] = mixed
 
 
-def _series_of_composed_mixed(primals: Any, series: Any, *, kernel: str | None, form: Any) -> Any:
-    return jet.jet(functools.partial(composed_mixed, form=form), primals, series, factorial_scaled=False)
-
-
-jet.jet_rules[gemm_p] = functools.partial(jet.jet_rules[dot_general_p].func, gemm_p)  # that of what is bilinear
-jet.jet_rules[fused_gemm_p] = _series_of_composed_fused
-jet.jet_rules[mixed_gemm_p] = _series_of_composed_mixed
+if jet is not None:
+    _register_jet(jet)
 
 # --- roofline ---------------------------------------------------------------------------------------------------------
 
 
-def _roofline(
-    ctx: roofline.RooflineRuleContext, *operands: Any, dimension_numbers: Any = None, form: Any = None, **params: Any
-) -> roofline.RooflineResult:
-    """Twice the multiply-adds, and what is read and written, quantised weights as they are stored."""
-    lhs, *rest = (roofline.RooflineShape.from_aval(aval) for aval in ctx.avals_in)
-    out = roofline.RooflineShape.from_aval(ctx.avals_out[0])
-    contracted = [form.contracted] if form is not None else [lhs.shape[d] for d in dimension_numbers[0][0]]
-    flops = 2 * out.size * math.prod(contracted)
-    # JAX's own rule counts the result as pinned where lhs is.
-    moved = 0 if ctx.pin_lhs_in_vmem else lhs.bytes + out.bytes
-    moved += 0 if ctx.pin_rhs_in_vmem else sum(operand.bytes for operand in rest)
-    return roofline.RooflineResult(flops=flops, unfused_flops=flops, hbm_bytes=moved, unfused_hbm_bytes=moved)
+def _register_roofline(roofline: Any) -> None:
+    def rule(ctx: Any, *operands: Any, dimension_numbers: Any = None, form: Any = None, **params: Any) -> Any:
+        """Twice the multiply-adds, and what is read and written, quantised weights as they are stored."""
+        lhs, *rest = (roofline.RooflineShape.from_aval(aval) for aval in ctx.avals_in)
+        out = roofline.RooflineShape.from_aval(ctx.avals_out[0])
+        contracted = [form.contracted] if form is not None else [lhs.shape[d] for d in dimension_numbers[0][0]]
+        flops = 2 * out.size * math.prod(contracted)
+        # JAX's own rule counts the result as pinned where lhs is.
+        moved = 0 if ctx.pin_lhs_in_vmem else lhs.bytes + out.bytes
+        moved += 0 if ctx.pin_rhs_in_vmem else sum(operand.bytes for operand in rest)
+        return roofline.RooflineResult(flops=flops, unfused_flops=flops, hbm_bytes=moved, unfused_hbm_bytes=moved)
+
+    for primitive in _PRODUCTS:
+        roofline.register_roofline(primitive)(rule)
 
 
-for _primitive in _PRODUCTS:
-    roofline.register_roofline(_primitive)(_roofline)
+if roofline is not None:
+    _register_roofline(roofline)
 
 # --- sparsify ---------------------------------------------------------------------------------------------------------
 

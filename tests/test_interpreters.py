@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import roofline
 from jax.experimental import sparse as jax_sparse
 from jax.experimental.jet import jet
 
@@ -49,7 +48,21 @@ def test_sparse_arrays_are_imported_by_who_uses_them() -> None:
     assert said.stdout.split() == ["False"]
 
 
+@pytest.mark.parametrize("missing", ["absl", "jax.experimental.jet", "jax.experimental.roofline"])
+def test_what_is_experimental_need_not_be_there(missing: str) -> None:
+    """absl is needed by JAX's rooflines, and not by JAX."""
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None
+import jax.numpy as jnp, jaxgemm
+print(jaxgemm.matmul(jnp.full((1, 1), 2.0), jnp.full((1, 1), 3.0)))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert said.stdout.split() == ["[[6.]]"]
+
+
 def test_rooflines_with_an_epilogue_and_of_quantised_weights() -> None:
+    roofline = pytest.importorskip("jax.experimental.roofline")
     x, w, bias = struct((9, 64), jnp.bfloat16), struct((64, 32), jnp.bfloat16), struct((32,))
 
     def fused(x: Any, w: Any, bias: Any) -> Any:
