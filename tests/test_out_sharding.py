@@ -59,7 +59,8 @@ def test_sums_that_are_wanted_split(name: str, kind: AxisType, dtype: Any, rng: 
 # Elements that four devices receive, each, for one of a collective's result.
 RECEIVED = {"all-gather": 0.75, "all-to-all": 0.75, "all-reduce": 1.5, "reduce-scatter": 3.0, "collective-permute": 1.0}
 SPECS = [P(None, None), P("x", None), P(None, "x")]
-# Where operands of a call are to be split along another dimension XLA gathers them; those of its own dot it exchanges.
+# Where operands of a call are to be split along another dimension XLA gathers them; those of its own dot it exchanges,
+# from JAX 0.11 on.
 GATHERED = {
     (P(None, "x"), P(None, "x"), P("x", None)),
     (P("x", None), P("x", None), P(None, "x")),
@@ -89,7 +90,7 @@ def test_no_more_is_moved_than_for_jnp_matmul(lhs_spec: P, rhs_spec: P, kind: Ax
         for out_spec in SPECS:
             more = received(jaxgemm.matmul, out_spec) - received(jnp.matmul, out_spec)
             allowed = kind == AxisType.Auto and (lhs_spec, rhs_spec, out_spec) in GATHERED
-            assert (more > 0) == allowed, f"{lhs_spec} x {rhs_spec} -> {out_spec}: {more} elements more"
+            assert more <= 0 or allowed, f"{lhs_spec} x {rhs_spec} -> {out_spec}: {more} elements more"
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
