@@ -90,7 +90,8 @@ def test_no_more_is_moved_than_for_jnp_matmul(lhs_spec: P, rhs_spec: P, kind: Ax
         for out_spec in SPECS:
             more = received(jaxgemm.matmul, out_spec) - received(jnp.matmul, out_spec)
             allowed = kind == AxisType.Auto and (lhs_spec, rhs_spec, out_spec) in GATHERED
-            assert more <= 0 or allowed, f"{lhs_spec} x {rhs_spec} -> {out_spec}: {more} elements more"
+            as_expected = (more > 0) == allowed or (more <= 0 and jax.__version_info__ < (0, 11))
+            assert as_expected, f"{lhs_spec} x {rhs_spec} -> {out_spec}: {more} elements more"
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
