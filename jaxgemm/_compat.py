@@ -17,7 +17,7 @@ from jax.ad_checkpoint import Offloadable, Saveable
 from jax.extend.core import Primitive
 from jax.interpreters import xla
 
-try:  # jax_remat3 came with JAX 0.11
+try:  # JAX 0.10.0 has no jax_remat3
     from jax._src.ad_checkpoint import primal_left_tangent_right as _primal_left_tangent_right
     from jax._src.interpreters import remat as _remat
 except ImportError:
@@ -86,22 +86,32 @@ def decided_by_checkpoint_policies(primitive: Primitive, known: Callable[..., An
     if _remat is None or _primal_left_tangent_right is None:
         return
     left_of_pair = _primal_left_tangent_right
+    # From JAX 0.12 on a rule returns what is kept and rounds it; before, JAX rounds all that the last function closes
+    # over.
+    returns_kept = jax.__version_info__ >= (0, 12)
+    rounded = _remat.reduce_precision if returns_kept else lambda out: out
 
     def computed_again(out: Any, *operands: Any, **params: Any) -> Any:
         return left_of_pair(out, primitive.bind(*operands, **params))
 
-    def rule(asker: Any, *operands: Any, **params: Any) -> Any:
+    def decide(asker: Any, *operands: Any, **params: Any) -> tuple[Any, Any, Callable[..., Any]]:
+        """The result, what of it is kept, and what gets that and the operands once more in the backward pass."""
         out = primitive.bind(*operands, **params)
         policy = getattr(asker, "policy", asker)  # in JAX 0.10 it asks itself
         verdict = policy is not None and policy(primitive, *map(jax.typeof, operands), **params)
         saved = functools.partial(known or computed_again, **params)
         if isinstance(verdict, Offloadable):
-            kept = jax.device_put(out, _memory_space(verdict.dst), may_alias=False)
-            space = _memory_space(verdict.src)
-            return out, lambda *xs: saved(jax.device_put(kept, space, may_alias=False), *xs)
+            out, space = rounded(out), _memory_space(verdict.src)
+            there = jax.device_put(out, _memory_space(verdict.dst), may_alias=False)
+            return out, there, lambda there, *xs: saved(jax.device_put(there, space, may_alias=False), *xs)
         if verdict is True or verdict is Saveable:
-            return out, functools.partial(saved, out)
-        return out, functools.partial(primitive.bind, **params)
+            out = rounded(out)
+            return out, out, saved
+        return out, (), lambda _, *xs: primitive.bind(*xs, **params)
+
+    def rule(asker: Any, *operands: Any, **params: Any) -> Any:
+        out, kept, backward = decide(asker, *operands, **params)
+        return (out, kept, backward) if returns_kept else (out, functools.partial(backward, kept))
 
     _remat.rules[primitive] = rule
 
