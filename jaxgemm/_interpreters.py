@@ -26,9 +26,9 @@ try:
 except ImportError:
     roofline = None
 
-_PRODUCTS = (gemm_p, fused_gemm_p, mixed_gemm_p)
+PRODUCTS = (gemm_p, fused_gemm_p, mixed_gemm_p)
 
-for _primitive in _PRODUCTS:
+for _primitive in PRODUCTS:
     _compat.report_nan(_primitive)
     _compat.decided_by_checkpoint_policies(_primitive, known_fused if _primitive is fused_gemm_p else None)
 
@@ -65,7 +65,7 @@ def _register_roofline(roofline: Any) -> None:
         moved += 0 if ctx.pin_rhs_in_vmem else sum(operand.bytes for operand in rest)
         return roofline.RooflineResult(flops=flops, unfused_flops=flops, hbm_bytes=moved, unfused_hbm_bytes=moved)
 
-    for primitive in _PRODUCTS:
+    for primitive in PRODUCTS:
         roofline.register_roofline(primitive)(rule)
 
 

@@ -24,7 +24,7 @@ from jaxgemm import _compat
 from jaxgemm._epilogue import NO_ACTIVATION
 from jaxgemm._mixed_local import Form, check_shapes, multiply
 from jaxgemm._packing import TILE_K, TILE_N
-from jaxgemm._partition import Axes, Sums, add_up, devices, of_result, padded_spec, scattered_axes, spec_of
+from jaxgemm._partition import Axes, Sums, add_up, devices, of_result, padded_spec, spec_of
 from jaxgemm._quant import QuantizedMatrix
 
 
@@ -102,17 +102,16 @@ class _Call:
         of_x = {axis for entry in x[:-1] for axis in entry if not self.few_tokens}
         of_k = [axis for axis in possible(self.contracted, rows) if axis not in of_x]
         of_weights = [*of_k, *(axis for axis in possible(self.out[-1], columns) if self.few_tokens)]
-        scattered = []
-        for dimension, (factor, entry) in enumerate(zip(self.out[:-1], out_spec[:-1], strict=True)):
+        for factor, entry in zip(self.out[:-1], out_spec[:-1], strict=True):
             take(factor, tuple(axis for axis in entry if axis not in of_weights))
-            if last := scattered_axes(entry, of_k, self.sizes[factor], mesh_shape):
-                scattered.append((dimension, last, devices(last, mesh_shape)))
         wishes = [("n", packed[-3]), ("k", packed[-2]), ("n", scales[-1])]
         wishes += [(self.out[-1], out_spec[-1]), (self.contracted, x[-1])]
         for factor, wanted in wishes:
             take(factor, wanted)
-        over = tuple(a for a in axes[self.contracted] if not any(a in last for _, last, _ in scattered))
-        return axes, Sums(over, tuple(scattered))
+        sums = Sums.of(
+            axes[self.contracted], out_spec[:-1], [self.sizes[factor] for factor in self.out[:-1]], mesh_shape
+        )
+        return axes, sums
 
     def shard(self, axes: dict[str, Axes], mesh_shape: Mapping[str, int]) -> tuple[int, int]:
         """K and N of one device."""

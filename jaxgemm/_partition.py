@@ -74,6 +74,13 @@ class Sums:
     over: Axes = ()
     scattered: tuple[tuple[int, Axes, int], ...] = ()
 
+    @staticmethod
+    def of(of_k: Axes, wanted: Sequence[Axes], shape: Sequence[int], mesh_shape: Mapping[str, int]) -> "Sums":
+        """Of the axes that split K, and those that are wanted to split the dimensions of the result of that shape."""
+        lasts = [scattered_axes(entry, of_k, size, mesh_shape) for entry, size in zip(wanted, shape, strict=True)]
+        scattered = ((i, last, devices(last, mesh_shape)) for i, last in enumerate(lasts) if last)
+        return Sums(tuple(axis for axis in of_k if not any(axis in last for last in lasts)), tuple(scattered))
+
 
 def scattered_axes(entry: Axes, of_k: Container[str], size: int, mesh_shape: Mapping[str, int]) -> Axes:
     """Those axes of a dimension of the result, of so many elements, that may split K instead, and the sums afterwards.
@@ -149,21 +156,15 @@ class _Product:
         of_k = {factor: self._of_k(factor) for factor in self.contracted}
         shared = {axis for factor, entry in of_k.items() for axis in entry if self._both_have(factor, axis)}
         kept = shared if operands_move else {axis for entry in of_k.values() for axis in entry}
-        scattered = []
-        for dimension, (factor, entry, size) in enumerate(
-            zip(self.out.factors, self.out.spec, self.out.shape, strict=True)
-        ):
+        for factor, entry in zip(self.out.factors, self.out.spec, strict=True):
             take(factor, tuple(axis for axis in entry if axis not in kept))
-            if last := scattered_axes(entry, kept, size, self.mesh_shape):
-                scattered.append((dimension, last, devices(last, self.mesh_shape)))
-        over: Axes = ()
+        split: Axes = ()
         for factor, entry in of_k.items():
-            over += take(factor, entry)
-        over = tuple(axis for axis in over if not any(axis in last for _, last, _ in scattered))
+            split += take(factor, entry)
         for factor, entry in zip(self.out.factors, self.out.spec, strict=True):
             if not entry:
                 take(factor, self._own(factor))
-        return axes, Sums(over, tuple(scattered))
+        return axes, Sums.of(split, self.out.spec, self.out.shape, self.mesh_shape)
 
     def _both_have(self, factor: str, axis: str) -> bool:
         return axis in self.lhs.axes_of(factor) and axis in self.rhs.axes_of(factor)

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax.extend.core.primitives import dot_general_p
 
+from jaxgemm._interpreters import PRODUCTS
 from jaxgemm._mixed import mixed_gemm_p
-from jaxgemm._primitives import fused_gemm_p, gemm_p
 
 __all__ = [
     "checkpoint_dots",
@@ -25,10 +25,6 @@ __all__ = [
     "dots_with_no_batch_dims_saveable",
     "offload_dot_with_no_batch_dims",
 ]
-
-
-def _is_product(primitive: Any) -> bool:
-    return primitive in (gemm_p, fused_gemm_p, mixed_gemm_p)
 
 
 def _has_batch(primitive: Any, operands: tuple[Any, ...], params: dict[str, Any]) -> bool:
@@ -55,7 +51,7 @@ class _Saveable(_class_of(_theirs.dots_saveable)):
     only_if_no_batch_dims: bool
 
     def __call__(self, primitive: Any, *operands: Any, **params: Any) -> Any:
-        if _is_product(primitive):
+        if primitive in PRODUCTS:
             return not (self.only_if_no_batch_dims and _has_batch(primitive, operands, params))
         policy = _theirs.dots_with_no_batch_dims_saveable if self.only_if_no_batch_dims else _theirs.dots_saveable
         return policy(primitive, *operands, **params)
@@ -80,7 +76,7 @@ class _Offload(_class_of(_theirs.offload_dot_with_no_batch_dims("device", "pinne
 
     def __call__(self, primitive: Any, *operands: Any, **params: Any) -> Any:
         policy = _theirs.offload_dot_with_no_batch_dims(self.offload_src, self.offload_dst)
-        if not _is_product(primitive):
+        if primitive not in PRODUCTS:
             return policy(primitive, *operands, **params)
         batch = ((0,), (0,)) if _has_batch(primitive, operands, params) else ((), ())
         return policy(dot_general_p, dimension_numbers=(((), ()), batch))  # all that it looks at

@@ -33,6 +33,7 @@ PRIVATE_NAMES = {
     "jax._src.interpreters.batching.get_sharding_for_vmap",
     "jax._src.interpreters.mlir._lowerings",
     "jax._src.interpreters.mlir._platform_specific_lowerings",
+    "jax._src.interpreters.remat.reduce_precision",
     "jax._src.interpreters.remat.rules",
 }
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "code", "codeop", "imp"}
