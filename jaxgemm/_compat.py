@@ -11,17 +11,13 @@ import jax
 from jax import lax
 from jax._src import checkify as _checkify
 from jax._src import dispatch as _dispatch
+from jax._src.ad_checkpoint import primal_left_tangent_right as _primal_left_tangent_right
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import remat as _remat
 from jax.ad_checkpoint import Offloadable, Saveable
 from jax.extend.core import Primitive
 from jax.interpreters import xla
-
-try:  # JAX 0.10.0 has no jax_remat3
-    from jax._src.ad_checkpoint import primal_left_tangent_right as _primal_left_tangent_right
-    from jax._src.interpreters import remat as _remat
-except ImportError:
-    _remat = _primal_left_tangent_right = None
 
 Precision = None | tuple[lax.Precision, lax.Precision] | lax.DotAlgorithm | lax.DotAlgorithmPreset
 
@@ -83,16 +79,13 @@ def decided_by_checkpoint_policies(primitive: Primitive, known: Callable[..., An
     ``known(out, *operands, **params)`` is the result, once it is known, to be differentiated; by default what is
     computed again is, of which a linear operation leaves nothing behind.
     """
-    if _remat is None or _primal_left_tangent_right is None:
-        return
-    left_of_pair = _primal_left_tangent_right
     # From JAX 0.12 on a rule returns what is kept and rounds it; before, JAX rounds all that the last function closes
     # over.
     returns_kept = jax.__version_info__ >= (0, 12)
     rounded = _remat.reduce_precision if returns_kept else lambda out: out
 
     def computed_again(out: Any, *operands: Any, **params: Any) -> Any:
-        return left_of_pair(out, primitive.bind(*operands, **params))
+        return _primal_left_tangent_right(out, primitive.bind(*operands, **params))
 
     def decide(asker: Any, *operands: Any, **params: Any) -> tuple[Any, Any, Callable[..., Any]]:
         """The result, what of it is kept, and what gets that and the operands once more in the backward pass."""
@@ -166,4 +159,4 @@ def static_sizes(shape: Sequence[Any]) -> bool:
 
 def has_partial_sums(spec: Any) -> bool:
     """Whether a PartitionSpec says of an array that devices hold parts of its sums, or will of its gradient's."""
-    return bool(getattr(spec, "unreduced", None) or getattr(spec, "reduced", None))
+    return bool(spec.unreduced or spec.reduced)

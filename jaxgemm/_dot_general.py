@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core.primitives import dot_general_p
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgemm import _compat
 from jaxgemm._choose import Request, check_name, choose
 from jaxgemm._epilogue import NO_ACTIVATION
 from jaxgemm._interpreters import register_sparse
 from jaxgemm._lowering import composed, dot_general_aval
+from jaxgemm._partition import padded_spec
 from jaxgemm._plan import DimensionNumbers
 from jaxgemm._primitives import fused_gemm_p, gemm_p
 from jaxgemm._quant import QuantizedMatrix
@@ -136,28 +137,28 @@ def dot_general(
 
     Raises:
       TypeError: shapes or dtypes that cannot be multiplied, as ``jax.lax.dot_general`` raises it; quantised weights as
-        lhs, contracted along N or with leading dimensions that are no batch dimensions, or with an ``out_sharding``.
-      ValueError: an unknown kernel, or one that cannot run this problem on this GPU; a kernel and an ``out_sharding``
-        with unreduced axes; an unknown precision.
+        lhs, contracted along N or with leading dimensions that are no batch dimensions.
+      ValueError: an unknown kernel, or one that cannot run this problem on this GPU; an ``out_sharding`` of axes that
+        are not explicit, or with unreduced axes and a kernel or quantised weights; an unknown precision.
     """
     if isinstance(lhs, QuantizedMatrix):
         raise TypeError("jaxgemm.dot_general takes quantised weights as rhs: swap the operands, or lhs.dequantize()")
     lhs, rhs = (x if isinstance(x, jax.Array | QuantizedMatrix) else jnp.asarray(x) for x in (lhs, rhs))
     numbers = canonical_dimension_numbers(dimension_numbers, lhs.ndim, rhs.ndim)
     _check_sizes(lhs.shape, rhs.shape, numbers)
+    (contracting, _), (batch, _) = numbers
+    out_sharding = canonical_out_sharding(out_sharding, lhs.ndim + rhs.ndim - 2 * len(contracting) - len(batch))
     if isinstance(rhs, QuantizedMatrix):
         from jaxgemm._matmul import dot_general_quantized
 
-        if out_sharding is not None:
-            raise TypeError("jaxgemm.dot_general takes no out_sharding with quantised weights: jax.reshard the result")
-        return dot_general_quantized(lhs, rhs, numbers, preferred_element_type, kernel)
+        return dot_general_quantized(lhs, rhs, numbers, preferred_element_type, out_sharding, kernel)
     return bind(
         lhs,
         rhs,
         dimension_numbers=numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
-        out_sharding=canonical_out_sharding(out_sharding),
+        out_sharding=out_sharding,
         kernel=kernel,
     )
 
@@ -174,12 +175,44 @@ def _check_sizes(lhs: Any, rhs: Any, numbers: DimensionNumbers) -> None:
                 )
 
 
-def canonical_out_sharding(out_sharding: Any) -> NamedSharding | None:
-    """``out_sharding=`` of JAX's functions, of the abstract mesh: that of the context if it is a PartitionSpec."""
-    if out_sharding is None:
+def canonical_out_sharding(out_sharding: Any, ndim: int) -> NamedSharding | None:
+    """``out_sharding=`` of JAX's functions, for a result of so many dimensions, of the abstract mesh: that of the
+    context if it is a PartitionSpec.
+
+    Raises:
+      TypeError: it is neither a NamedSharding nor a PartitionSpec.
+      ValueError: a PartitionSpec, and no mesh is set; a mesh that is not the one that is set; a spec of axes that are
+        not explicit, or of more dimensions.
+    """
+    if out_sharding is None or (isinstance(out_sharding, NamedSharding) and out_sharding.mesh.empty):
         return None
+    context = jax.sharding.get_abstract_mesh()
     if isinstance(out_sharding, NamedSharding):
         mesh, spec = out_sharding.mesh.abstract_mesh, out_sharding.spec
+        if mesh != context and not context.empty and any(map(_compat.has_explicit_axes, (mesh, context))):
+            raise ValueError(
+                f"out_sharding is of {mesh}, but the mesh that is set is {context}: give a PartitionSpec of its axes"
+            )
+    elif isinstance(out_sharding, PartitionSpec):
+        mesh, spec = context, out_sharding
+        if mesh.empty:
+            raise ValueError(
+                f"out_sharding={spec} without a mesh: give a NamedSharding, or set a mesh with jax.set_mesh"
+            )
     else:
-        mesh, spec = jax.sharding.get_abstract_mesh(), out_sharding
-    return NamedSharding(mesh, spec)
+        raise TypeError(
+            f"out_sharding={out_sharding!r} is a {type(out_sharding).__name__}: give a jax.sharding.PartitionSpec or "
+            "NamedSharding"
+        )
+    if len(spec.partitions) > ndim:
+        raise ValueError(f"out_sharding={spec} has {len(spec.partitions)} dimensions, the result has {ndim}")
+    sharding = NamedSharding(mesh, spec)  # which says so if an axis is none of the mesh
+    parts = {axis for entry in padded_spec(sharding, 0) for axis in entry}
+    for axis in (*parts, *spec.unreduced, *spec.reduced):
+        if axis not in mesh.explicit_axes:
+            raise ValueError(
+                f"out_sharding={spec} asks for axis {axis!r}, but the explicit axes of the mesh are "
+                f"{mesh.explicit_axes}: make it a jax.sharding.AxisType.Explicit, or use "
+                "jax.lax.with_sharding_constraint on the result"
+            )
+    return sharding

@@ -87,20 +87,18 @@ def matmul(
 
     Raises:
       TypeError: operands that are no numeric arrays, have no dimensions, or do not fit together; an alpha that is no
-        real number; alpha or an activation where the result is of integers or complex numbers; an ``out_sharding``
-        of a product with quantised weights.
+        real number; alpha or an activation where the result is of integers or complex numbers.
       ValueError: an unknown activation, kernel or precision; an alpha of another shape than (); batch dimensions or a
-        bias that do not broadcast; an ``out_sharding`` of more dimensions than the result, or with unreduced axes and
-        an epilogue; a named kernel that cannot run this problem.
+        bias that do not broadcast; an ``out_sharding`` of more dimensions than the result, of axes that are not
+        explicit, or with unreduced axes and an epilogue or quantised weights; a named kernel that cannot run this
+        problem.
     """
     if isinstance(lhs, QuantizedMatrix):
         raise TypeError("jaxgemm.matmul takes quantised weights as rhs: swap the operands, or lhs.dequantize()")
     if isinstance(rhs, QuantizedMatrix):
         check_mixed_name(kernel)
-        if out_sharding is not None:
-            raise TypeError("jaxgemm.matmul takes no out_sharding with quantised weights: jax.reshard the result")
         name = canonical_activation(activation)
-        return _matmul_quantized(lhs, rhs, alpha, bias, name, preferred_element_type, kernel)
+        return _matmul_quantized(lhs, rhs, alpha, bias, name, preferred_element_type, out_sharding, kernel)
     lhs, rhs, weak = _operands(lhs, rhs, preferred_element_type)
     shapes = matmul_shapes(lhs.shape, rhs.shape)
     activation = canonical_activation(activation)
@@ -118,7 +116,9 @@ def matmul(
         lax.squeeze(rhs, shapes.rhs_squeeze),
         dimension_numbers=shapes.dimension_numbers,
         precision=precision,
-        out_sharding=_sharding_of_dot(canonical_out_sharding(out_sharding), shapes.permutation),
+        out_sharding=_sharding_of_dot(
+            canonical_out_sharding(out_sharding, len(shapes.out_shape)), shapes.permutation, len(shapes.permutation)
+        ),
         kernel=kernel,
     )
     if alpha is None and bias is None and activation == NO_ACTIVATION:
@@ -142,7 +142,14 @@ def matmul(
 
 
 def _matmul_quantized(
-    lhs: Any, rhs: QuantizedMatrix, alpha: Any, bias: Any, activation: str, preferred: Any, kernel: str | None
+    lhs: Any,
+    rhs: QuantizedMatrix,
+    alpha: Any,
+    bias: Any,
+    activation: str,
+    preferred: Any,
+    out_sharding: Any,
+    kernel: str | None,
 ) -> jax.Array:
     """:func:`matmul` with quantised weights: those of an expert or layer each, or the same for all of lhs."""
     lhs, rhs = jnp.asarray(lhs), rhs.of_arrays()
@@ -157,6 +164,14 @@ def _matmul_quantized(
     alpha = None if alpha is None else _checked_alpha(alpha, out_dtype)
     bias = None if bias is None else _checked_bias(bias, shapes.out_shape, out_dtype)
     x, rhs, permutation = _in_batches(lhs, rhs)
+    sharding = canonical_out_sharding(out_sharding, len(shapes.out_shape))
+    if sharding is not None and has_partial_sums(sharding.spec):
+        raise ValueError(
+            f"out_sharding={sharding.spec} with quantised weights, of whose products no parts of the sums stay on "
+            "their devices: leave out its unreduced and reduced axes"
+        )
+    order = permutation if lhs.ndim > 1 else permutation[:-2] + permutation[-1:]
+    sharding = _sharding_of_dot(sharding, order, len(permutation))
 
     def multiply(*epilogue: jax.Array, form: Form) -> jax.Array:
         return _permuted(mixed(x, rhs, *epilogue, form=form, kernel=kernel), permutation).reshape(shapes.out_shape)
@@ -166,6 +181,7 @@ def _matmul_quantized(
     form = Form(
         rhs.k, rhs.n, rhs.bits, rhs.group_size, rhs.zeros is not None, fused and alpha is not None,
         activation if fused else NO_ACTIVATION, np.dtype(out_dtype if fused else np.float32),
+        out_sharding=sharding,
     )  # fmt: skip
     if not fused:
         return apply_epilogue(multiply(form=form), alpha, bias, activation).astype(out_dtype)
@@ -174,7 +190,12 @@ def _matmul_quantized(
 
 
 def dot_general_quantized(
-    lhs: jax.Array, rhs: QuantizedMatrix, numbers: DimensionNumbers, preferred: Any, kernel: str | None
+    lhs: jax.Array,
+    rhs: QuantizedMatrix,
+    numbers: DimensionNumbers,
+    preferred: Any,
+    out_sharding: NamedSharding | None,
+    kernel: str | None,
 ) -> jax.Array:
     """:func:`jaxgemm.dot_general` with quantised weights: a :func:`matmul` of lhs with its dimensions in order."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers
@@ -188,10 +209,15 @@ def dot_general_quantized(
     rows = [d for d in range(lhs.ndim) if d not in (*lhs_batch, *lhs_contract)]
     x = _permuted(lhs, (*(lhs_batch[rhs_batch.index(d)] for d in leading), *rows, *lhs_contract))
     shape = (*x.shape[:-1], rhs.n)
-    if leading:  # then matmul takes one dimension of rows
+    order = (*rhs_batch, *range(len(leading), len(shape)))
+    sharding = _sharding_of_dot(out_sharding, order, len(shape))
+    if leading and len(rows) != 1:  # of which matmul takes one dimension, so that it can't be told of theirs
         x = x.reshape(*x.shape[: len(leading)], math.prod(lhs.shape[d] for d in rows), x.shape[-1])
-    out = matmul(x, rhs, preferred_element_type=preferred, kernel=kernel).reshape(shape)
-    return _permuted(out, (*rhs_batch, *range(len(leading), len(shape))))
+        out = matmul(x, rhs, preferred_element_type=preferred, kernel=kernel).reshape(shape)
+        out = out if sharding is None else jax.reshard(out, sharding)
+    else:
+        out = matmul(x, rhs, preferred_element_type=preferred, out_sharding=sharding, kernel=kernel)
+    return _permuted(out, order)
 
 
 def _in_batches(lhs: jax.Array, rhs: QuantizedMatrix) -> tuple[jax.Array, QuantizedMatrix, tuple[int, ...]]:
@@ -273,17 +299,13 @@ def _checked_bias(bias: Any, out_shape: tuple[int, ...], out_dtype: Any) -> jax.
     return bias
 
 
-def _sharding_of_dot(sharding: NamedSharding | None, permutation: tuple[int, ...]) -> NamedSharding | None:
-    """The sharding of what :func:`_permuted` makes an array of this one of."""
-    if sharding is None or permutation == tuple(range(len(permutation))):
+def _sharding_of_dot(sharding: NamedSharding | None, order: tuple[int, ...], ndim: int) -> NamedSharding | None:
+    """The sharding of an array of so many dimensions, of which those in ``order`` are an array of this one."""
+    if sharding is None or order == tuple(range(ndim)):
         return sharding
     spec = sharding.spec
-    if len(spec.partitions) > len(permutation):
-        raise ValueError(
-            f"out_sharding={spec} has {len(spec.partitions)} dimensions, the result has {len(permutation)}"
-        )
-    placed = dict(zip(permutation, spec.partitions, strict=False))
-    parts = (placed.get(d) for d in range(len(permutation)))
+    placed = dict(zip(order, spec.partitions, strict=False))
+    parts = (placed.get(d) for d in range(ndim))
     return sharding.update(spec=PartitionSpec(*parts, unreduced=spec.unreduced, reduced=spec.reduced))
 
 

@@ -19,6 +19,7 @@ from jaxgemm._epilogue import NO_ACTIVATION
 from jaxgemm._mixed_choose import MixedRequest
 from jaxgemm._mixed_local import Form, dot
 from jaxgemm._mixed_partition import lower_mixed, mixed_aval
+from jaxgemm._partition import mesh_of
 from jaxgemm._quant import QuantizedMatrix
 
 mixed_gemm_p = Primitive("jaxgemm_mixed_gemm")
@@ -34,7 +35,8 @@ def request_of(equation: Any) -> tuple[MixedRequest, str | None] | None:
     """(request, named kernel) of a jaxpr equation that binds the primitive, else None."""
     if equation.primitive is not mixed_gemm_p or equation.params["form"].transposed:
         return None
-    request = MixedRequest.of([v.aval for v in equation.invars], equation.params["form"])
+    form = dataclasses.replace(equation.params["form"], out_sharding=None)
+    request = MixedRequest.of([v.aval for v in equation.invars], form)
     return request, equation.params["kernel"]
 
 
@@ -46,9 +48,12 @@ _compat.requires_devices_during_lowering(mixed_gemm_p)
 # --- differentiation --------------------------------------------------------------------------------------------------
 
 
-def _explicit_sharding(aval: Any) -> Any:
-    """What a dot must be told where a split contraction leaves open how its result is split."""
-    return aval.sharding if _compat.has_explicit_axes(aval.sharding.mesh) else None
+def _explicit_sharding(aval: Any, *others: Any) -> Any:
+    """That of an array, where it or others are on a mesh of explicit axes: what a product must be told where a split
+    contraction leaves open how its result is split.
+    """
+    mesh = mesh_of(aval.sharding, *(other.sharding for other in others))
+    return aval.sharding.update(mesh=mesh) if _compat.has_explicit_axes(mesh) else None
 
 
 def _jvp(primals: Any, tangents: Any, *, form: Form, kernel: str | None) -> Any:
@@ -98,13 +103,14 @@ def _transpose(g: Any, x: Any, *rest: Any, form: Form, kernel: str | None) -> An
     """Of what is linear in x: a product with the transposed weights, which no kernel reads packed."""
     if not ad.is_undefined_primal(x) or form.epilogue((x, *rest)) or form.activation != NO_ACTIVATION:
         raise NotImplementedError("jaxgemm.matmul with quantised weights is linear in lhs alone, without an epilogue")
-    form = dataclasses.replace(form, out_dtype=x.aval.dtype, transposed=not form.transposed)
     operands = _compat.match_varying(g.astype(x.aval.dtype), *rest)
-    cotangent = mixed_gemm_p.bind(*operands, form=form, kernel=kernel)
-    sharding = _explicit_sharding(x.aval)
-    if sharding is not None and sharding != jax.typeof(cotangent).sharding:
-        cotangent = jax.reshard(cotangent, sharding)
-    return [cotangent, *(None for _ in rest)]
+    form = dataclasses.replace(
+        form,
+        out_dtype=x.aval.dtype,
+        transposed=not form.transposed,
+        out_sharding=_explicit_sharding(x.aval, *map(jax.typeof, operands)),
+    )
+    return [mixed_gemm_p.bind(*operands, form=form, kernel=kernel), *(None for _ in rest)]
 
 
 ad.primitive_jvps[mixed_gemm_p] = _jvp
@@ -113,18 +119,22 @@ ad.primitive_transposes[mixed_gemm_p] = _transpose
 # --- vmap -------------------------------------------------------------------------------------------------------------
 
 
-def _batch(operands: Any, dims: Any, *, form: Form, kernel: str | None) -> Any:
+def _batch(axis_data: Any, operands: Any, dims: Any, *, form: Form, kernel: str | None) -> Any:
     """An axis of x alone is one of tokens; of the weights, a batch dimension; of alpha or bias, the epilogue is left to
     XLA.
     """
     count = form.batched_operands
     if any(d is not None for d in dims[count:]):
-        accumulator, d = _batch(operands[:count], dims[:count], form=form.accumulates, kernel=kernel)
+        accumulator, d = _batch(axis_data, operands[:count], dims[:count], form=form.accumulates, kernel=kernel)
         return jax.vmap(form.finish, in_axes=(d, *dims[count:]))(accumulator, *operands[count:]), 0
     if all(d is None for d in dims[:count]):
         return mixed_gemm_p.bind(*operands, form=form, kernel=kernel), None
     nb = operands[1].ndim - 3 - (dims[1] is not None)
-    if all(d is None for d in dims[1:count]):
+    of_x_alone = all(d is None for d in dims[1:count])
+    if form.out_sharding is not None:
+        sharding = _compat.out_sharding_for_vmap(axis_data, form.out_sharding, nb if of_x_alone else 0)
+        form = dataclasses.replace(form, out_sharding=sharding)
+    if of_x_alone:
         x = jnp.moveaxis(operands[0], dims[0], nb)
         return mixed_gemm_p.bind(x, *operands[1:], form=form, kernel=kernel), nb
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
@@ -132,4 +142,4 @@ def _batch(operands: Any, dims: Any, *, form: Form, kernel: str | None) -> Any:
     return mixed_gemm_p.bind(*mapped, *operands[count:], form=form, kernel=kernel), 0
 
 
-batching.primitive_batchers[mixed_gemm_p] = _batch
+batching.fancy_primitive_batchers[mixed_gemm_p] = _batch

@@ -35,6 +35,7 @@ class Form:
       activation: the kernels' name of one.
       out_dtype: of the result.
       transposed: whether x (..., N) is multiplied by the transposed matrix, for gradients: no kernel does that.
+      out_sharding: of the result, a NamedSharding under a mesh of explicit axes; None for what the operands' say.
     """
 
     k: int
@@ -46,6 +47,7 @@ class Form:
     activation: str
     out_dtype: np.dtype
     transposed: bool = False
+    out_sharding: Any = None
 
     @property
     def contracted(self) -> int:
@@ -73,7 +75,7 @@ class Form:
 
     def of_shard(self, k: int, n: int) -> "Form":
         """The same of the weights of one device, which are so many rows and columns."""
-        return dataclasses.replace(self, k=k, n=n, group_size=min(self.group_size, max(k, 1)))
+        return dataclasses.replace(self, k=k, n=n, group_size=min(self.group_size, max(k, 1)), out_sharding=None)
 
     @property
     def batched_operands(self) -> int:

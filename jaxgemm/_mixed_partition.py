@@ -24,7 +24,7 @@ from jaxgemm import _compat
 from jaxgemm._epilogue import NO_ACTIVATION
 from jaxgemm._mixed_local import Form, check_shapes, multiply
 from jaxgemm._packing import TILE_K, TILE_N
-from jaxgemm._partition import Axes, Sums, add_up, devices, of_result, padded_spec, spec_of
+from jaxgemm._partition import Axes, Sums, add_up, devices, mesh_of, of_result, padded_spec, spec_of
 from jaxgemm._quant import QuantizedMatrix
 
 
@@ -159,12 +159,6 @@ _partitioned.def_partition(partition=_partition, sharding_rule=_sharding_rule)
 # --- explicit axes ----------------------------------------------------------------------------------------------------
 
 
-def _mesh(operands: Sequence[Any]) -> Any:
-    """That of the operands which are on one."""
-    meshes = [x.sharding.mesh for x in operands if not x.sharding.mesh.empty]
-    return meshes[0] if meshes else operands[0].sharding.mesh
-
-
 def _explicit_axes(call: _Call, avals: Sequence[Any], mesh: Any) -> tuple[dict[str, Axes], Sums]:
     specs = [padded_spec(x.sharding, x.ndim) for x in avals]
     x, packed, scales = specs[:3]
@@ -190,9 +184,9 @@ def mixed_aval(*operands: Any, form: Form, kernel: str | None) -> Any:
     """The abstract result of ``mixed_gemm_p``: shape and sharding of x but for the columns, which are the weights'."""
     x = operands[0]
     check_shapes(x, operands[1], form)
-    mesh = _mesh(operands)
-    sharding = x.sharding
-    if _compat.has_explicit_axes(mesh):
+    mesh = mesh_of(*(x.sharding for x in operands), form.out_sharding)
+    sharding = form.out_sharding or x.sharding
+    if form.out_sharding is None and _compat.has_explicit_axes(mesh):
         call = _Call.of([operand.shape for operand in operands], form)
         sharding = NamedSharding(mesh, of_result(call.out, *_explicit_axes(call, operands, mesh)))
     return x.update(shape=(*x.shape[:-1], form.columns), dtype=form.out_dtype, weak_type=False, sharding=sharding)
@@ -214,19 +208,27 @@ def _on_shards(mesh: Any, function: Any, operands: Sequence[Any], in_specs: Sequ
 
 def _explicit(*operands: Any, form: Form, kernel: str | None) -> Any:
     avals = [jax.typeof(x) for x in operands]
-    mesh = _mesh(avals)
+    mesh = mesh_of(*(x.sharding for x in avals), form.out_sharding)
     call = _Call.of([x.shape for x in avals], form)
-    axes, sums = _explicit_axes(call, avals, mesh)
+    if form.out_sharding is None:
+        axes, sums = _explicit_axes(call, avals, mesh)
+    else:
+        specs = [padded_spec(x.sharding, x.ndim) for x in avals]
+        axes, sums = call.assign(specs, padded_spec(form.out_sharding, len(call.out)), mesh.shape)
     local = functools.partial(call.local, axes=axes, sums=sums, mesh_shape=dict(mesh.shape), kernel=kernel)
     in_specs = [spec_of(factors, axes) for factors in call.operands]
-    return _on_shards(mesh, local, operands, in_specs, of_result(call.out, axes, sums))
+    made = of_result(call.out, axes, sums)
+    result = _on_shards(mesh, local, operands, in_specs, made)
+    wanted = made if form.out_sharding is None else form.out_sharding.spec
+    with jax.sharding.use_abstract_mesh(mesh):
+        return result if wanted == made else jax.reshard(result, wanted)
 
 
 def dequantize_explicit(matrix: QuantizedMatrix, dtype: Any) -> jax.Array:
     """The matrix (..., K, N) of arrays on a mesh of explicit axes, split as they are."""
     operands = [matrix.packed, matrix.scales] + ([] if matrix.zeros is None else [matrix.zeros])
     avals = [jax.typeof(x) for x in operands]
-    mesh = _mesh(avals)
+    mesh = mesh_of(*(x.sharding for x in avals))
     batch = matrix.packed.shape[:-3]
     form = Form(
         matrix.k, matrix.n, matrix.bits, matrix.group_size, matrix.zeros is not None, False, NO_ACTIVATION, dtype

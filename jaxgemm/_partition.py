@@ -57,8 +57,8 @@ def _axes(entry: Any) -> Axes:
 
 def padded_spec(sharding: Any, ndim: int) -> list[Axes]:
     """Mesh axes of every dimension. XLA describes what is replicated by shardings without a spec, too."""
-    spec = getattr(sharding, "spec", None) or ()
-    return [_axes(entry) for entry in spec] + [()] * (ndim - len(spec))
+    entries = sharding.spec.partitions if hasattr(sharding, "spec") else ()
+    return [_axes(entry) for entry in entries] + [()] * (ndim - len(entries))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,8 +261,14 @@ _partitioned.def_partition(partition=_partition, sharding_rule=_sharding_rule)
 # --- explicit axes ----------------------------------------------------------------------------------------------------
 
 
+def mesh_of(*shardings: Any) -> Any:
+    """The mesh of those that are on one: what is on none is whole on every device."""
+    meshes = [sharding.mesh for sharding in shardings if sharding is not None]
+    return next((mesh for mesh in meshes if not mesh.empty), meshes[0])
+
+
 def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
-    mesh = jax.typeof(lhs).sharding.mesh
+    mesh = mesh_of(jax.typeof(lhs).sharding, jax.typeof(rhs).sharding, params["out_sharding"])
     with jax.sharding.use_abstract_mesh(mesh):
         out_aval = dot_general_aval(
             jax.typeof(lhs), jax.typeof(rhs), **{name: value for name, value in params.items() if name != "kernel"}
@@ -289,7 +295,7 @@ _lower_explicit = mlir.lower_fun(_explicit, multiple_results=False)
 
 
 def _automatic(lhs: Any, rhs: Any, **params: Any) -> Any:
-    mesh = jax.typeof(lhs).sharding.mesh
+    mesh = mesh_of(jax.typeof(lhs).sharding, jax.typeof(rhs).sharding)
     out = _partitioned(lhs, rhs, tuple(sorted(params.items())))
     if mesh.empty:
         return out

@@ -21,7 +21,7 @@ from jaxgemm import _compat
 from jaxgemm._choose import Request
 from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, alpha_and_bias, apply_epilogue
 from jaxgemm._lowering import composed, gemm_aval, local_gemm_p
-from jaxgemm._partition import lower_partitioned
+from jaxgemm._partition import lower_partitioned, mesh_of
 from jaxgemm._plan import DimensionNumbers, Dims, free_dims
 
 gemm_p = Primitive("jaxgemm_gemm")
@@ -128,9 +128,10 @@ def _cotangent(
     else:
         first, second, dims = other, g, ((its_free, g_its_free), (its_batch, g_batch))
     sharding = undefined.aval.sharding
-    if _compat.has_explicit_axes(sharding.mesh):
+    mesh = mesh_of(sharding, *(jax.typeof(x).sharding for x in (g, other)))
+    if _compat.has_explicit_axes(mesh):
         spec = tuple(sharding.spec) + (None,) * (ndim - len(sharding.spec))
-        sharding = sharding.update(spec=jax.sharding.PartitionSpec(*(spec[d] for d in order)))
+        sharding = sharding.update(mesh=mesh, spec=jax.sharding.PartitionSpec(*(spec[d] for d in order)))
     else:
         sharding = None
     out = gemm_p.bind(

@@ -36,13 +36,10 @@ def remat3(on: bool) -> Iterator[None]:
         jax.config.update("jax_remat3", before)
 
 
-# JAX 0.10.0 has the first only.
-@pytest.fixture(
-    autouse=True, params=[False, True] if hasattr(jax.config, "jax_remat3") else [None], ids="remat3={}".format
-)
+@pytest.fixture(autouse=True, params=[False, True], ids="remat3={}".format)
 def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
     """Both of JAX's: the second, behind ``jax_remat3``, asks policies of its own classes only."""
-    with contextlib.nullcontext() if request.param is None else remat3(request.param):
+    with remat3(request.param):
         yield
 
 
@@ -135,7 +132,7 @@ def test_offloading() -> None:
     for operands in (WEIGHTS, BATCHES):
         # Under jax_remat3 JAX 0.10 offloads none of its own products, whatever the policy; ours are.
         assert moves(jnp.matmul, policy, operands) == moves(jnp.matmul, jaxs, operands)
-        with remat3(False) if hasattr(jax.config, "jax_remat3") else contextlib.nullcontext():
+        with remat3(False):
             expected = moves(jnp.matmul, jaxs, operands)
         assert moves(jaxgemm.matmul, policy, operands) == expected
         assert bool(expected[1]) == (operands is WEIGHTS)

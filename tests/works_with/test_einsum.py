@@ -1,6 +1,6 @@
 """``jnp.einsum``: the contractions of transformers and mixtures of experts, and their gradients, by ``jaxgemm.einsum``.
 
-Works with: jnp.einsum (jax >= 0.10)
+Works with: jnp.einsum (jax >= 0.10.2)
 """
 
 from __future__ import annotations

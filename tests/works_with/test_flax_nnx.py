@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 import jaxgemm
 from tests.helpers import integers, struct
@@ -117,6 +118,30 @@ def test_training(dtype: Any, rng: np.random.Generator) -> None:
     assert (first != second).any(), "the first step changes nothing"
     assert got[0][1].dtype == dtype
     assert_exact(got, wanted, dtype)
+
+
+def test_layers_that_are_told_how_their_result_is_split(rng: np.random.Generator) -> None:
+    """Under a mesh of explicit axes, with the rows of the second layer's weights split."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x, _ = sparse(rng, (struct((8, WIDTH)), struct((8, WIDTH))))
+
+    def run(model: Any, x: jax.Array) -> Any:
+        rows = model.up(x, out_sharding=P(None, "d"))
+        return rows, model.down(nnx.relu(rows), out_sharding=P("d", None))
+
+    models = [Mlp(jnp.float32, dot_general) for dot_general in (jaxgemm.dot_general, jax.lax.dot_general)]
+    params = sparse(rng, nnx.state(models[1], nnx.Param))
+    for model in models:
+        nnx.update(model, params)
+    with jax.set_mesh(mesh), jax.default_matmul_precision("highest"):
+        for model in models:
+            for name, spec in (("up", P(None, "d")), ("down", P("d", None))):
+                layer = getattr(model, name)
+                layer.kernel.set_value(jax.device_put(layer.kernel.get_value(), spec))
+            model.up.bias.set_value(jax.device_put(model.up.bias.get_value(), P("d")))
+        got, wanted = (nnx.jit(run)(model, x) for model in models)
+        assert [jax.typeof(out) for out in got] == [jax.typeof(out) for out in wanted]
+    assert_exact(got, wanted, jnp.float32)
 
 
 class QuantizedLinear(nnx.Module):

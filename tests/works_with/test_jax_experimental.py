@@ -1,7 +1,7 @@
 """JAX's experimental transformations, which ask each primitive for a rule: ``jet``, ``checkify``, ``sparsify``, and
 ``roofline``.
 
-Works with: jax.experimental (jax >= 0.10)
+Works with: jax.experimental (jax >= 0.10.2)
 """
 
 from __future__ import annotations
