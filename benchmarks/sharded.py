@@ -1,7 +1,7 @@
 """Layers split over all GPUs, with ``jaxgemm.matmul`` and with ``jnp.matmul``: ``python -m benchmarks.sharded``.
 
 The blocks of Llama-3-70B, tensor-parallel: prefill with bfloat16 weights, and decoding with 4-bit weights against
-bfloat16 weights; and a data-parallel training step. The figures go to
+bfloat16 weights; the MLP also sequence-parallel; and a data-parallel training step. The figures go to
 ``benchmarks/results/sharded/<device>-x<count>.json`` and from there to docs/sharding.md.
 
 Method. One jitted program is a chain of layers, written out, each with the next of several sets of weights, which are
@@ -44,6 +44,7 @@ from benchmarks.sharded_file import (
     DIRECTORY,
     FORMATS,
     MAX_DIFFERENCE,
+    SEQUENCE,
     TRAINING,
     ShardedDocument,
     ShardedRow,
@@ -59,6 +60,8 @@ PRODUCTS = {"jaxgemm": jaxgemm.matmul, "jnp": jnp.matmul}
 GAIN = 0.5
 """Of the weights: results are smaller than x, so that numbers stay in range over any number of layers."""
 RATE, RATE_OF_CHECK = 1e-6, 1e3
+SPLIT_TOKENS = 8
+"""Sequence-parallel: multiples of this, so that up to as many devices have equal parts."""
 WARM_UP_CALLS = 2
 RECORDED_CALLS = 2
 RECORDING_S = 30
@@ -172,14 +175,20 @@ def _compiled(function: Callable[..., Any], *args: Any) -> Program:
 
 
 def layer_programs(case: Case, inputs: Inputs) -> dict[str, Program]:
-    """The chain with each product, and the all-reduces of as many layers."""
+    """The chain with each product, and the all-reduces of as many layers where every device has all tokens."""
     mesh = inputs.mesh(case)
-    x = inputs.normal(mesh, 1, (case.m, inputs.dims.hidden), P(None, None))
+    if case.block == SEQUENCE:
+        block, tokens, split = "mlp", P(MODEL, None), sl.sequence_parallel
+    else:
+        block, tokens, split = case.block, P(None, None), sl.tensor_parallel
+    x = inputs.normal(mesh, 1, (case.m, inputs.dims.hidden), tokens)
     programs = {}
     for name, product in PRODUCTS.items():
         weights = case.weights if name == "jaxgemm" else "bfloat16"
-        layer = sl.tensor_parallel(case.block, inputs.dims, product, mesh, case.partition)
-        programs[name] = _compiled(sl.chain(layer, case.layers), x, inputs.sets(case.block, weights, case.layers))
+        layer = split(block, inputs.dims, product, mesh, case.partition)
+        programs[name] = _compiled(sl.chain(layer, case.layers), x, inputs.sets(block, weights, case.layers))
+    if case.block == SEQUENCE:
+        return programs
     parts = inputs.normal(mesh, 2, (mesh.size, case.m, inputs.dims.hidden), P(MODEL, None, None))
     programs[ALL_REDUCE] = _compiled(sl.all_reduces(mesh, case.layers), parts)
     return programs
@@ -338,6 +347,7 @@ def cases(prefill: Sequence[int], decode: Sequence[int], training: Sequence[int]
     for partition in MEASURED_PARTITIONS:
         for weights, counts, plan in zip(FORMATS, (prefill, decode), (long, short), strict=True):
             found += [Case(block, weights, m, partition, *plan) for block in BLOCKS for m in counts]
+            found += [Case(SEQUENCE, weights, m, partition, *plan) for m in counts if m % SPLIT_TOKENS == 0]
         found += [Case(TRAINING, "bfloat16", m, partition, layers=2, calls=2) for m in training]
     return found
 

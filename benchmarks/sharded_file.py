@@ -18,6 +18,8 @@ DIRECTORY = "sharded"
 PAGE = "docs/sharding.md"
 
 TRAINING = "training"
+SEQUENCE = "sequence"
+"""The MLP, sequence-parallel."""
 ALL_REDUCE = "all_reduce"
 FORMATS = ("bfloat16", "int4")
 MAX_DIFFERENCE = 2.0**-5
@@ -26,11 +28,13 @@ MAX_DIFFERENCE = 2.0**-5
 TITLES = {
     ("layers", "bfloat16"): "Tensor-parallel, bfloat16 weights",
     ("layers", "int4"): "Tensor-parallel, 4-bit weights against bfloat16 weights",
+    (SEQUENCE, "bfloat16"): "Sequence-parallel, bfloat16 weights",
+    (SEQUENCE, "int4"): "Sequence-parallel, 4-bit weights against bfloat16 weights",
     (TRAINING, "bfloat16"): "A training step, data-parallel",
 }
 BARS = {"bfloat16": 1.0, "int4": 2.5}
 """How many times as fast as ``jnp.matmul`` with bfloat16 weights a layer should be."""
-BLOCK_NAMES = {"mlp": "MLP", "attention": "attention projections", TRAINING: "MLP, step"}
+BLOCK_NAMES = {"mlp": "MLP", "attention": "attention projections", SEQUENCE: "MLP, tokens split", TRAINING: "MLP, step"}
 PARTITION_NAMES = {"auto": "jit, automatic axes", "explicit": "jit, explicit axes", "shard_map": "shard_map"}
 
 
@@ -64,7 +68,7 @@ class ShardedDocument(Header):
 
 def variants(row: Mapping[str, Any]) -> list[str]:
     """What a row has times of."""
-    return ["jaxgemm", "jnp"] if row["block"] == TRAINING else ["jaxgemm", "jnp", ALL_REDUCE]
+    return ["jaxgemm", "jnp", ALL_REDUCE] if row["block"] in BLOCKS else ["jaxgemm", "jnp"]
 
 
 def speed(row: ShardedRow) -> float:
@@ -84,7 +88,7 @@ def validate_sharded(document: ShardedDocument) -> None:
     for number, row in enumerate(document["rows"]):
         if list(row) != list(ShardedRow.__annotations__):
             raise ValueError(f"row {number} has the fields {list(row)}, expected {list(ShardedRow.__annotations__)}")
-        if row["block"] not in (*BLOCKS, TRAINING) or row["weights"] not in FORMATS:
+        if row["block"] not in BLOCK_NAMES or row["weights"] not in FORMATS:
             raise ValueError(f"row {number} is of {row['block']!r} with weights of {row['weights']!r}")
         if row["partition"] not in PARTITIONS:
             raise ValueError(f"row {number} is partitioned by {row['partition']!r}")
@@ -151,9 +155,8 @@ def sharded_tables(document: ShardedDocument) -> list[str]:
     """One part for each kind of row, with how many of them reach the bar."""
     parts = []
     for (kind, weights), title in TITLES.items():
-        rows = [
-            r for r in document["rows"] if (r["block"] == TRAINING) == (kind == TRAINING) and r["weights"] == weights
-        ]
+        blocks = BLOCKS if kind == "layers" else (kind,)
+        rows = [row for row in document["rows"] if row["block"] in blocks and row["weights"] == weights]
         if not rows:
             continue
         bar = BARS[weights]

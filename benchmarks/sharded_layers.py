@@ -118,13 +118,8 @@ def tensor_parallel(block: str, dims: Dims, product: Product, mesh: Mesh, partit
     if partition == "auto":
         return whole_layer(block, dims, product)
     if partition == "explicit":
-
-        def sharded_row(x: Any, w: Any) -> Any:
-            if isinstance(w, jaxgemm.QuantizedMatrix):
-                return product(x, w)
-            return product(x, w, out_sharding=P(None, None))
-
-        return functools.partial(function, column=product, row=sharded_row, dims=dims)
+        row = functools.partial(product, out_sharding=P(None, None))
+        return functools.partial(function, column=product, row=row, dims=dims)
 
     return _mapped(block, dims, product, mesh, P(), lambda x: x, lambda out: lax.psum(out, MODEL))
 
@@ -142,9 +137,7 @@ def sequence_parallel(block: str, dims: Dims, product: Product, mesh: Mesh, part
         return jax.reshard(x, spec) if explicit else lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
     def row(x: Any, w: Any) -> Any:
-        if explicit and not isinstance(w, jaxgemm.QuantizedMatrix):
-            return product(x, w, out_sharding=split)
-        return moved(product(x, w), split)
+        return product(x, w, out_sharding=split) if explicit else moved(product(x, w), split)
 
     function = functools.partial(BLOCK_FUNCTIONS[block], column=product, row=row, dims=dims)
     return lambda x, weights: function(moved(x, whole), weights)

@@ -38,7 +38,7 @@ def programs_of(case: Case, inputs: Inputs) -> dict[str, Program]:
     return (sharded.training_programs if case.block == TRAINING else sharded.layer_programs)(case, inputs)
 
 
-@pytest.mark.parametrize("case", sharded.cases([24], [1], [32], small=True), ids=lambda case: case.label)
+@pytest.mark.parametrize("case", sharded.cases([24], [1, 8], [32], small=True), ids=lambda case: case.label)
 def test_both_sides_of_a_case_are_one_function(case: Case, inputs: Inputs) -> None:
     programs = programs_of(case, inputs)
     assert list(programs) == sharded_file.variants({"block": case.block})
@@ -245,14 +245,14 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[sharded_fil
 
 def test_a_run_is_written_and_rendered(written: list[sharded_file.ShardedDocument]) -> None:
     (document,) = written
-    assert document["devices"] == 2 and len(document["rows"]) == 2 * 5 and document["errors"] == {}
+    assert document["devices"] == 2 and len(document["rows"]) == 2 * 6 and document["errors"] == {}
     page = sharded_file.sharded_page("<!-- begin sharding -->\nold\n<!-- end sharding -->", written)
     assert "old" not in page and f"2 x {HEADER['device']}" in page and "3 rounds" in page
     title = "**Tensor-parallel, 4-bit weights against bfloat16 weights**"
     assert f"{title}: 4 of 4 are at least 2.5 times as fast as `jnp.matmul`." in page
     times = "6.0 (5.5 to 6.5) | 18.0 (17.5 to 18.5) | 3.00 | 2.0 | 1.0 | 1.0 | 1.00 |"
     assert f"| attention projections | 1 | shard_map | `wgmma:1` | {times}" in page
-    assert "| MLP, step | 8 | jit, automatic axes | `wgmma:1` |" in page and page.count("| n/a |") == 2
+    assert "| MLP, step | 8 | jit, automatic axes | `wgmma:1` |" in page and page.count("| n/a |") == 4
     document["rows"][0]["us"]["jaxgemm"] = [18.1, 18.1, 18.1]
     assert "**: 3 of 4 are at least 1 times" in sharded_file.sharded_tables(document)[0]
 
@@ -301,7 +301,7 @@ def test_it_refuses_without_two_gpus(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_all_that_was_asked_for_is_measured() -> None:
     found = sharded.cases([2048, 4096], [1, 16, 64], [4096])
-    assert len({case.label for case in found}) == len(found) == 2 * (2 * 2 + 2 * 3 + 1)
+    assert len({case.label for case in found}) == len(found) == 2 * (3 * 2 + 2 * 3 + 2 + 1)
     assert all(case.layers * case.calls >= 128 for case in found if case.weights == "int4")
 
 
@@ -313,7 +313,7 @@ def test_the_examples_of_the_page() -> None:
         exec(block, names)
     x, dense = names["x"], [names[name].astype(jnp.float32) for name in ("gate", "up", "down")]
     quantised = [names[f"q_{name}"].dequantize(jnp.float32) for name in ("gate", "up", "down")]
-    for results, (gate, up, down) in ((("y", "z", "e"), dense), (("y4", "z4"), quantised)):
+    for results, (gate, up, down) in ((("y", "z", "e", "s"), dense), (("y4", "z4", "e4", "s4"), quantised)):
         wanted = (jax.nn.silu(x @ gate) * (x @ up)) @ down
         for name in results:
             error = np.abs(np.asarray(names[name], np.float32) - wanted).max()
