@@ -345,14 +345,17 @@ def test_a_block_on_four_devices() -> None:
     assert sorted(call_shapes(program)) == ["bf16[32,512]", "bf16[32,512]"]
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=["auto", "explicit"])
 @pytest.mark.parametrize("form", ["bfloat16", "int4"])
-def test_tokens_that_are_split_between_blocks(form: str) -> None:
-    mesh = mesh_of((2,), ("model",))
+def test_tokens_that_are_split_between_blocks(form: str, kind: AxisType) -> None:
+    mesh = mesh_of((2,), ("model",), kind)
     x, up, down = bf16((64, 512)), bf16((512, 1024)), bf16((1024, 512))
     if form == "int4":
         up, down = quantized(512, 1024), quantized(1024, 512)
 
     def function(x: Any, up: Any, down: Any) -> Any:
+        if kind == AxisType.Explicit:
+            return jaxgemm.matmul(jaxgemm.matmul(jax.reshard(x, P()), up), down, out_sharding=P("model"))
         out = jaxgemm.matmul(jaxgemm.matmul(replicated(mesh, x), up), down)
         return lax.with_sharding_constraint(out, NamedSharding(mesh, P("model")))
 

@@ -113,8 +113,6 @@ def test_dot_general_of_weights_in_the_wrong_place(rng: np.random.Generator) -> 
     matrix, x = weights(rng), x_of(rng, 5)
     with pytest.raises(TypeError, match="as rhs: swap the operands"):
         jaxgemm.dot_general(matrix, x, (((0,), (1,)), ((), ())))
-    with pytest.raises(TypeError, match=r"no out_sharding with quantised weights: jax\.reshard"):
-        jaxgemm.dot_general(x, matrix, (((1,), (0,)), ((), ())), out_sharding=jax.sharding.PartitionSpec())
     with pytest.raises(ValueError, match="is none of this build's kernels for quantised weights"):
         jaxgemm.dot_general(x, matrix, (((1,), (0,)), ((), ())), kernel="no such kernel")
 
