@@ -15,7 +15,8 @@ from jaxgemm._lowering import CpuFallbackWarning
 from jaxgemm._matmul import einsum, matmul
 from jaxgemm._mixed_choose import mixed_kernels
 from jaxgemm._options import options
-from jaxgemm._quant import QuantizedMatrix, quantize
+from jaxgemm._quant import QuantizedMatrix
+from jaxgemm._quantize import quantize
 from jaxgemm._tune_program import Tuned, tune
 from jaxgemm._tuning import TuningWarning
 from jaxgemm._version import __version__

@@ -11,11 +11,12 @@ for explicit axes a ``shard_map`` is written into the lowering.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
@@ -23,7 +24,7 @@ from jax.sharding import NamedSharding
 from jaxgemm import _compat
 from jaxgemm._epilogue import NO_ACTIVATION
 from jaxgemm._mixed_local import Form, check_shapes, multiply
-from jaxgemm._packing import TILE_K, TILE_N
+from jaxgemm._packing import TILE_K, TILE_N, packed_shape
 from jaxgemm._partition import Axes, Sums, add_up, devices, mesh_of, of_result, padded_spec, spec_of
 from jaxgemm._quant import QuantizedMatrix
 
@@ -66,6 +67,12 @@ class _Call:
             return whole_groups and self.form.k % (TILE_K * parts) == 0
         return self.sizes[factor] % parts == 0
 
+    def possible(self, factor: str, wanted: Axes, mesh_shape: Mapping[str, int]) -> Axes:
+        """Those axes that can split a dimension, the first ones."""
+        while not self.can_be_split(factor, devices(wanted, mesh_shape)):
+            wanted = wanted[:-1]
+        return wanted
+
     @property
     def few_tokens(self) -> bool:
         """Whether x and the result are fewer bytes than the weights, of 16 bits each number."""
@@ -86,10 +93,7 @@ class _Call:
         axes: dict[str, Axes] = dict.fromkeys((*self.out, self.contracted), ())
         used: set[str] = set()
 
-        def possible(factor: str, wanted: Axes) -> Axes:
-            while not self.can_be_split(factor, devices(wanted, mesh_shape)):
-                wanted = wanted[:-1]
-            return wanted
+        possible = functools.partial(self.possible, mesh_shape=mesh_shape)
 
         def take(factor: str, wanted: Axes) -> None:
             if axes[factor]:
@@ -222,6 +226,30 @@ def _explicit(*operands: Any, form: Form, kernel: str | None) -> Any:
     wanted = made if form.out_sharding is None else form.out_sharding.spec
     with jax.sharding.use_abstract_mesh(mesh):
         return result if wanted == made else jax.reshard(result, wanted)
+
+
+def of_parts_explicit(
+    function: Callable[[jax.Array], tuple[jax.Array, ...]],
+    matrix: jax.Array,
+    outs: Sequence[str],
+    bits: int,
+    group_size: int,
+) -> tuple[jax.Array, ...]:
+    """See ``_quant.of_parts``: split as the matrix (..., K, N) is, where its parts are whole tiles and groups."""
+    *batch, k, n = matrix.shape
+    groups = (*batch, -(-k // group_size), n)
+    form = Form(k, n, bits, group_size, False, False, NO_ACTIVATION, np.dtype(np.float32))
+    call = _Call.of([(*batch, k), (*batch, *packed_shape(k, n, bits)), groups], form)
+    sharding = jax.typeof(matrix).sharding
+    factors = [*call.out[:-1], "k", "n"]
+    axes = {
+        factor: call.possible(factor, entry, sharding.mesh.shape)
+        for factor, entry in zip(factors, padded_spec(sharding, matrix.ndim), strict=True)
+    }
+    if call.groups == 1 and "groups" in outs:  # one scale for all rows
+        axes["k"] = ()
+    specs = {"packed": spec_of(call.operands[1], axes), "groups": spec_of(call.operands[2], axes)}
+    return _on_shards(sharding.mesh, function, [matrix], [spec_of(factors, axes)], tuple(specs[out] for out in outs))
 
 
 def dequantize_explicit(matrix: QuantizedMatrix, dtype: Any) -> jax.Array:
