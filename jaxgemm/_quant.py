@@ -328,5 +328,10 @@ def _unsigned(signed: jax.Array, bits: int) -> jax.Array:
 
 
 def codes_of(matrix: QuantizedMatrix) -> jax.Array:
-    """The codes (..., K, N) as uint8, in the order of the groups: rows are permuted if the matrix says so."""
-    return _packing.unpack(matrix.packed, matrix.k, matrix.n, matrix.bits)
+    """The codes (..., K, N) as uint8, in the order of the groups: rows are permuted if the matrix says so. On a mesh of
+    explicit axes every device has all of them.
+    """
+    packed, sharding = matrix.packed, jax.typeof(matrix.packed).sharding
+    if _compat.has_explicit_axes(sharding.mesh):
+        packed = jax.reshard(packed, sharding.update(spec=PartitionSpec()))
+    return _packing.unpack(packed, matrix.k, matrix.n, matrix.bits)

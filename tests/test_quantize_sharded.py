@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxgemm
+from jaxgemm import formats
 from jaxgemm.formats import from_codes
 from tests.helpers import assert_same, normal
 from tests.test_sharding import collectives, mesh_of, put
@@ -84,6 +85,19 @@ def test_from_codes(group_size: int, rng: np.random.Generator) -> None:
         check(got, wanted, wanted.specs(P("x", "y")))
         with pytest.raises(ValueError, match="codes of 4 bits are below 16, the largest of these is 16"):
             from_codes(put(mesh, codes + 1, P("x", "y")), put(mesh, scales, scale_spec), group_size=group_size)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "compressed_tensors"])
+def test_checkpoints_of_what_is_split(name: str, rng: np.random.Generator) -> None:
+    mesh = mesh_of(AxisType.Explicit)
+    matrix = jaxgemm.quantize(normal(rng, (512, 128)), group_size=64, symmetric=False, scale_dtype=jnp.float16)
+    write = getattr(formats, f"to_{name}")
+    for spec in (P("x", None), P(None, "x")):
+        placed = jax.tree.map(functools.partial(put, mesh), matrix, matrix.specs(spec))
+        got, wanted = write(placed), write(matrix)
+        assert got.keys() == wanted.keys()
+        for tensor in wanted:
+            assert_same(got[tensor], wanted[tensor])
 
 
 def test_a_model_is_quantised_where_it_is(rng: np.random.Generator) -> None:
