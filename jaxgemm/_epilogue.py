@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxgemm._native import _core
 
@@ -64,5 +65,6 @@ def apply_epilogue(
 ) -> jax.Array:
     """``activation(alpha * accumulator + bias)`` in the accumulator's dtype."""
     out = accumulator if alpha is None else alpha.astype(accumulator.dtype) * accumulator
-    out = out if bias is None else out + bias.astype(accumulator.dtype)
+    if bias is not None:  # of all dimensions, as jax_numpy_rank_promotion may be "raise"
+        out += lax.expand_dims(bias.astype(accumulator.dtype), range(out.ndim - bias.ndim))
     return out if activation == NO_ACTIVATION else _FUNCTIONS[activation](out)

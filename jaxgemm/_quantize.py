@@ -96,7 +96,7 @@ def _scales(
     def at(shrink: Any) -> tuple[jax.Array, jax.Array | None]:
         span = 2 * jnp.maximum(-low, high) if symmetric else high - low
         scale = span * shrink / (2**bits - 1)
-        smallest = jnp.finfo(dtype).smallest_normal
+        smallest = jnp.float32(jnp.finfo(dtype).smallest_normal)
         scale = jnp.where(scale < smallest, jnp.float32(1), scale).astype(dtype)  # a group of zeros; NaN stays
         if symmetric:
             return scale, None
