@@ -362,13 +362,13 @@ if hasattr(jax.sharding, "no_collectives"):  # from JAX 0.12 on
         mesh = mesh_of(AxisType.Explicit)
         with jax.set_mesh(mesh), jax.sharding.no_collectives({"x"}):  # pyright: ignore
             rows = put(mesh, x, P(None, "x")), put(mesh, w, P("x", None))
-            quantised = jax.tree.map(functools.partial(put, mesh), matrix, matrix.specs(P("x", None)))
+            quantised = place(mesh, matrix, P("x", None))
             for operands, wanted in ((rows, P()), (rows, P("x")), ((rows[0], quantised), None)):
                 with pytest.raises(Exception, match="Collective across axis 'x' is forbidden"):
                     jax.jit(functools.partial(jaxgemm.matmul, out_sharding=wanted))(*operands)
             tokens, columns = put(mesh, x, P("x", None)), P(None, "y")
             jax.jit(jaxgemm.matmul)(tokens, put(mesh, w, columns))
-            jax.jit(jaxgemm.matmul)(tokens, jax.tree.map(functools.partial(put, mesh), matrix, matrix.specs(columns)))
+            jax.jit(jaxgemm.matmul)(tokens, place(mesh, matrix, columns))
             for other in (P("y"), P(None, "y")):
                 out = jaxgemm.matmul(put(mesh, x, P(None, "y")), put(mesh, w, P("y", None)), out_sharding=other)
                 assert_same(np.asarray(out), np.asarray(x @ w))

@@ -16,6 +16,7 @@ import jaxgemm
 from jaxgemm import formats
 from jaxgemm.formats import from_codes
 from tests.helpers import assert_same, normal
+from tests.test_mixed_sharding import place
 from tests.test_sharding import collectives, mesh_of, put
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -93,8 +94,7 @@ def test_checkpoints_of_what_is_split(name: str, rng: np.random.Generator) -> No
     matrix = jaxgemm.quantize(normal(rng, (512, 128)), group_size=64, symmetric=False, scale_dtype=jnp.float16)
     write = getattr(formats, f"to_{name}")
     for spec in (P("x", None), P(None, "x")):
-        placed = jax.tree.map(functools.partial(put, mesh), matrix, matrix.specs(spec))
-        got, wanted = write(placed), write(matrix)
+        got, wanted = write(place(mesh, matrix, spec)), write(matrix)
         assert got.keys() == wanted.keys()
         for tensor in wanted:
             assert_same(got[tensor], wanted[tensor])
