@@ -1,7 +1,7 @@
 // The host-side contract between the kernels and whoever calls them. No CUDA, XLA or Python header
 // may be included here: the registry, the chooser and their tests run on machines without a GPU.
 //
-//   out[b] = activation(alpha * (lhs[b] (M x K) * rhs[b] (K x N)) + bias (N)),
+//   out[b] = activation(alpha * (lhs[b] (M x K) * rhs[b] (K x N)) + bias[b] (N)),
 // accumulated in float32 (int32 for integers, which alpha, bias and activation do not follow)
 #pragma once
 
@@ -103,7 +103,7 @@ struct Problem {
   Precision precision = Precision::kDefault;
   Activation activation = Activation::kNone;
   bool has_alpha = false;  // a float32 number on the device: a changed scale is no other program
-  bool has_bias = false;   // a vector of N elements, of a dtype that takes_bias()
+  bool has_bias = false;   // a vector of N elements, or one for each of the batch, of a dtype that takes_bias()
   int sm = 0;              // compute capability of the GPU times ten, e.g. 90
   KSplit split = {0, 0};   // asked of kernels with split_k; splits == 0: as the model says, see k_split()
   Codes codes = {};        // of rhs, whose numbers are rounded to rhs_dtype, which is that of lhs
@@ -154,7 +154,8 @@ struct GemmArgs {
   const float* alpha = nullptr;  // on the device, like bias; nullptr for 1
   const void* bias = nullptr;
   DType bias_dtype = DType::kF32;
-  const void* scales = nullptr;  // of quantised rhs, like zeros, which are there unless they are Zeros::kMiddle
+  int64_t bias_batch_stride = 0;  // in elements: 0 where the batch shares one, else N
+  const void* scales = nullptr;   // of quantised rhs, like zeros, which are there unless they are Zeros::kMiddle
   const void* zeros = nullptr;
   void* out = nullptr;
   void* workspace = nullptr;  // kWorkspaceAlignment-aligned, workspace_bytes() long, contents undefined

@@ -60,6 +60,17 @@ def alpha_and_bias(operands: Sequence[Any], has_alpha: bool) -> tuple[Any, Any]:
     return alpha, rest[0] if rest else None
 
 
+def finish(accumulator: jax.Array, epilogue: Sequence[Any], has_alpha: bool, activation: str) -> jax.Array:
+    """What the primitives make of their sums: :func:`apply_epilogue` of alpha and bias as those have them."""
+    alpha, bias = alpha_and_bias(epilogue, has_alpha)
+    return apply_epilogue(accumulator, alpha, of_columns(bias, accumulator.ndim), activation)
+
+
+def of_columns(bias: Any, ndim: int) -> Any:
+    """A bias (N), or (batch..., N), of the columns of a result of so many dimensions: as one that broadcasts to it."""
+    return bias if bias is None else lax.expand_dims(bias, range(bias.ndim - 1, ndim - 1))
+
+
 def apply_epilogue(
     accumulator: jax.Array, alpha: jax.Array | None, bias: jax.Array | None, activation: str
 ) -> jax.Array:
@@ -68,3 +79,22 @@ def apply_epilogue(
     if bias is not None:  # of all dimensions, as jax_numpy_rank_promotion may be "raise"
         out += lax.expand_dims(bias.astype(accumulator.dtype), range(out.ndim - bias.ndim))
     return out if activation == NO_ACTIVATION else _FUNCTIONS[activation](out)
+
+
+def batched_epilogue(
+    epilogue: Sequence[Any], dims: Sequence[int | None], has_alpha: bool, batch: tuple[int, ...], first_is_new: bool
+) -> list[Any] | None:
+    """Alpha and bias of a product with batch dimensions of these sizes, of which vmap has added the first or none; None
+    where what is mapped of them is nothing that a kernel takes.
+    """
+    alpha_dim, bias_dim = alpha_and_bias(dims, has_alpha)
+    alpha, bias = alpha_and_bias(epilogue, has_alpha)
+    if alpha_dim is not None or (bias_dim is not None and not first_is_new):
+        return None
+    if bias_dim is not None:
+        bias = jnp.moveaxis(bias, bias_dim, 0)
+        if bias.ndim == 2:  # the other batch dimensions share one
+            bias = lax.expand_dims(bias, range(1, len(batch)))
+    if bias is not None and bias.ndim > 1:
+        bias = jnp.broadcast_to(bias, (*batch, bias.shape[-1]))
+    return [x for x in (alpha, bias) if x is not None]

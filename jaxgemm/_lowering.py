@@ -13,12 +13,12 @@ from jax.interpreters import mlir
 
 from jaxgemm import _compat
 from jaxgemm._choose import Request, choose
-from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, alpha_and_bias, apply_epilogue
+from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, alpha_and_bias, finish
 from jaxgemm._native import GEMM_TARGET
 from jaxgemm._target import target_sm
 
-# Operands lhs, rhs, then alpha (a number; if has_alpha) and, optionally, bias (a vector along the last dimension of the
-# result).
+# Operands lhs, rhs, then alpha (a number; if has_alpha) and, optionally, bias: a vector along the last dimension of the
+# result, or one for each of its batch dimensions.
 local_gemm_p = Primitive("jaxgemm_local_gemm")
 
 
@@ -54,7 +54,7 @@ def composed(
         functools.partial(dot_general_p.bind, preferred_element_type=preferred_element_type, **params), lhs, rhs
     ).dtype
     accumulator = dot(lhs, rhs, preferred_element_type=accumulator_dtype(out_dtype), **params)
-    return apply_epilogue(accumulator, *alpha_and_bias(epilogue, has_alpha), activation).astype(out_dtype)
+    return finish(accumulator, epilogue, has_alpha, activation).astype(out_dtype)
 
 
 def gemm_aval(
@@ -143,7 +143,10 @@ def _lower_for_cuda(
         results.append(ShapedArray((choice.workspace_bytes,), np.dtype(np.uint8)))
     rule = jax.ffi.ffi_lowering(
         GEMM_TARGET,
-        operand_layouts=[plan.lhs.minor_to_major, plan.rhs.minor_to_major] + [(0,) * aval.ndim for aval in epilogue],
+        operand_layouts=[
+            *(plan.lhs.minor_to_major, plan.rhs.minor_to_major),
+            *(tuple(reversed(range(aval.ndim))) for aval in epilogue),
+        ],
         result_layouts=[plan.out.minor_to_major] + [(0,)] * (len(results) - 1),
     )
     lowered = rule(

@@ -20,7 +20,7 @@ from jaxgemm._mixed_choose import check_mixed_name
 from jaxgemm._mixed_local import Form
 from jaxgemm._plan import DimensionNumbers
 from jaxgemm._quant import SCALE_DTYPES, QuantizedMatrix
-from jaxgemm._shapes import matmul_shapes
+from jaxgemm._shapes import MatmulShapes, matmul_shapes
 
 
 def _operands(lhs: Any, rhs: Any, preferred: Any) -> tuple[jax.Array, jax.Array, bool]:
@@ -73,7 +73,8 @@ def matmul(
       alpha: None for 1, or a real number or array of shape (): a factor of the accumulator, e.g. ``lhs_scale *
         rhs_scale`` of 8-bit operands. float32 (float64 for float64 results) and an operand of the kernel: a changed
         value compiles nothing. What IEEE 754 says of 0, infinity and NaN holds: alpha = 0 does not hide a NaN.
-      bias: None, or an array that broadcasts to the result, usually (N,). Added to the accumulator.
+      bias: None, or an array that broadcasts to the result, usually (N,), or (..., 1, N) with one for each of the
+        batch. Added to the accumulator.
       activation: None, "relu", "gelu" (as "gelu_tanh": JAX's default approximation), "gelu_erf" or "silu".
         Alpha, bias and activation are computed in the accumulator's dtype and rounded once, in the GEMM kernel where
         it can.
@@ -132,9 +133,10 @@ def matmul(
             "activation can be applied: jax.reshard the product, then apply them"
         )
     # Kernels scale a float32 accumulator and add a vector to its rows. What is not of that form is composed.
-    row_bias = bias is None or (shapes.has_n and bias.shape == shapes.out_shape[-1:])
-    if accumulator_dtype(out_dtype) == np.float32 and shapes.has_n and not shapes.rhs_keeps_batch and row_bias:
-        vector = bias if bias is None or str(bias.dtype) in BIAS_DTYPES else bias.astype(np.float32)
+    of_each = len(shapes.dimension_numbers[1][0]) == len(shapes.out_shape) - 2
+    vector = _vector_of_columns(bias, shapes, of_each)
+    fits = shapes.has_n and not shapes.rhs_keeps_batch and (vector is None) == (bias is None)
+    if fits and accumulator_dtype(out_dtype) == np.float32:
         out = gemm(alpha=alpha, bias=vector, activation=activation, preferred_element_type=out_dtype)
         return _permuted(out, shapes.permutation)
     accumulator = _permuted(gemm(preferred_element_type=accumulator_dtype(out_dtype)), shapes.permutation)
@@ -176,8 +178,9 @@ def _matmul_quantized(
     def multiply(*epilogue: jax.Array, form: Form) -> jax.Array:
         return _permuted(mixed(x, rhs, *epilogue, form=form, kernel=kernel), permutation).reshape(shapes.out_shape)
 
-    row_bias = bias is None or bias.shape == (rhs.n,)
-    fused = accumulator_dtype(out_dtype) == np.float32 and row_bias
+    of_each = rhs.ndim == len(shapes.out_shape) > 2 and order == tuple(range(rhs.ndim))
+    vector = _vector_of_columns(bias, shapes, of_each)
+    fused = accumulator_dtype(out_dtype) == np.float32 and (vector is None) == (bias is None)
     form = Form(
         rhs.k, rhs.n, rhs.bits, rhs.group_size, rhs.zeros is not None, fused and alpha is not None,
         activation if fused else NO_ACTIVATION, np.dtype(out_dtype if fused else np.float32),
@@ -185,7 +188,6 @@ def _matmul_quantized(
     )  # fmt: skip
     if not fused:
         return apply_epilogue(multiply(form=form), alpha, bias, activation).astype(out_dtype)
-    vector = bias if bias is None or str(bias.dtype) in BIAS_DTYPES else bias.astype(np.float32)
     return multiply(*(value for value in (alpha, vector) if value is not None), form=form)
 
 
@@ -297,6 +299,21 @@ def _checked_bias(bias: Any, out_shape: tuple[int, ...], out_dtype: Any) -> jax.
             f"has shape {out_shape[-1:]}"
         )
     return bias
+
+
+def _vector_of_columns(bias: jax.Array | None, shapes: MatmulShapes, of_each: bool) -> jax.Array | None:
+    """The bias as kernels take it: (N), or (batch..., N) if ``of_each``, where all but the last two dimensions of the
+    result are batch dimensions of both operands. None if there is none, or if it is not of that form.
+    """
+    if bias is None or not shapes.has_n or bias.shape[-1:] != shapes.out_shape[-1:]:
+        return None
+    if all(size == 1 for size in bias.shape[:-1]):
+        vector = lax.squeeze(bias, range(bias.ndim - 1))
+    elif of_each and bias.shape[-2] == 1:
+        vector = jnp.broadcast_to(lax.squeeze(bias, (bias.ndim - 2,)), (*shapes.out_shape[:-2], bias.shape[-1]))
+    else:
+        return None
+    return vector if str(vector.dtype) in BIAS_DTYPES else vector.astype(np.float32)
 
 
 def _sharding_of_dot(sharding: NamedSharding | None, order: tuple[int, ...], ndim: int) -> NamedSharding | None:

@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxgemm import _compat, _mixed_lowering  # noqa: F401  (the second gives the local primitive its kernels)
-from jaxgemm._epilogue import NO_ACTIVATION
+from jaxgemm._epilogue import NO_ACTIVATION, batched_epilogue
 from jaxgemm._mixed_choose import MixedRequest
 from jaxgemm._mixed_local import Form, dot
 from jaxgemm._mixed_partition import lower_mixed, mixed_aval
@@ -120,26 +120,28 @@ ad.primitive_transposes[mixed_gemm_p] = _transpose
 
 
 def _batch(axis_data: Any, operands: Any, dims: Any, *, form: Form, kernel: str | None) -> Any:
-    """An axis of x alone is one of tokens; of the weights, a batch dimension; of alpha or bias, the epilogue is left to
-    XLA.
+    """An axis of x alone is one of tokens; of the weights, a batch dimension, of the bias too. Of alpha, or of the bias
+    and not of the weights, the epilogue is left to XLA.
     """
-    count = form.batched_operands
-    if any(d is not None for d in dims[count:]):
+    count, size = form.batched_operands, axis_data.size
+    batch = tuple(size for d, size in enumerate(operands[1].shape) if d != dims[1])[:-3]
+    of_x_alone = all(d is None for d in dims[1:count])
+    sizes = batch if of_x_alone else (size, *batch)
+    epilogue = batched_epilogue(operands[count:], dims[count:], form.has_alpha, sizes, not of_x_alone)
+    if epilogue is None:
         accumulator, d = _batch(axis_data, operands[:count], dims[:count], form=form.accumulates, kernel=kernel)
         return jax.vmap(form.finish, in_axes=(d, *dims[count:]))(accumulator, *operands[count:]), 0
     if all(d is None for d in dims[:count]):
         return mixed_gemm_p.bind(*operands, form=form, kernel=kernel), None
-    nb = operands[1].ndim - 3 - (dims[1] is not None)
-    of_x_alone = all(d is None for d in dims[1:count])
+    nb = len(batch)
     if form.out_sharding is not None:
         sharding = _compat.out_sharding_for_vmap(axis_data, form.out_sharding, nb if of_x_alone else 0)
         form = dataclasses.replace(form, out_sharding=sharding)
     if of_x_alone:
         x = jnp.moveaxis(operands[0], dims[0], nb)
         return mixed_gemm_p.bind(x, *operands[1:], form=form, kernel=kernel), nb
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     mapped = [batching.bdim_at_front(x, d, size) for x, d in zip(operands[:count], dims[:count], strict=True)]
-    return mixed_gemm_p.bind(*mapped, *operands[count:], form=form, kernel=kernel), 0
+    return mixed_gemm_p.bind(*mapped, *epilogue, form=form, kernel=kernel), 0
 
 
 batching.fancy_primitive_batchers[mixed_gemm_p] = _batch

@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxgemm import _compat
-from jaxgemm._epilogue import NO_ACTIVATION, alpha_and_bias, apply_epilogue
+from jaxgemm._epilogue import NO_ACTIVATION, finish
 from jaxgemm._lowering import without_kernels
 from jaxgemm._quant import QuantizedMatrix
 
@@ -84,8 +84,7 @@ class Form:
 
     def finish(self, accumulator: jax.Array, *epilogue: jax.Array) -> jax.Array:
         """The result of the sums in float32."""
-        alpha, bias = alpha_and_bias(epilogue, self.has_alpha)
-        return apply_epilogue(accumulator, alpha, bias, self.activation).astype(self.out_dtype)
+        return finish(accumulator, epilogue, self.has_alpha, self.activation).astype(self.out_dtype)
 
 
 def dot(x: jax.Array, matrix: jax.Array, out_dtype: Any, out_sharding: Any = None) -> jax.Array:

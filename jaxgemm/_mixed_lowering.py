@@ -18,7 +18,7 @@ def _call(*operands: Any, form: Form, kernel: str | None) -> Any:
     choice = choose_mixed(request, kernel, target_sm())
     if choice.kernel is None:
         return composed(*operands, form=form)
-    x, packed, scales, *rest = operands  # rest: zeros, alpha and bias, of which only zeros has batch dimensions
+    x, packed, scales, *rest = operands  # rest: zeros, alpha and bias, which has batch dimensions or none
     nb = packed.ndim - 3
     batch = math.prod(packed.shape[:nb])
     rows = x.shape[nb:-1]
@@ -35,7 +35,7 @@ def _call(*operands: Any, form: Form, kernel: str | None) -> Any:
         matrices(packed, 3),
         matrices(scales, 2),
         *(matrices(zeros, 2) for zeros in rest[: form.has_zeros]),
-        *rest[form.has_zeros :],
+        *(value if value.ndim < 2 else matrices(value, 1) for value in rest[form.has_zeros :]),
         kernel=choice.kernel,
         activation=form.activation,
         has_alpha=form.has_alpha,

@@ -52,7 +52,7 @@ class _Call:
         contracted, column = ("n", "k") if form.transposed else ("k", "n")
         operands = [(*batch, *tokens, contracted), (*batch, "n", "k", "p"), of_group]
         operands += [of_group] * form.has_zeros + [()] * form.has_alpha
-        operands += [(column,)] * (len(shapes) - len(operands))
+        operands += [(*batch[: len(bias) - 1], column) for bias in shapes[len(operands) :]]
         sizes = dict(zip(operands[0][:-1], x[:-1], strict=True))
         return _Call(form, tuple(operands), (*batch, *tokens, column), contracted, groups, sizes)
 

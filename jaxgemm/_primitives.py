@@ -19,7 +19,15 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxgemm import _compat
 from jaxgemm._choose import Request
-from jaxgemm._epilogue import NO_ACTIVATION, accumulator_dtype, alpha_and_bias, apply_epilogue
+from jaxgemm._epilogue import (
+    NO_ACTIVATION,
+    accumulator_dtype,
+    alpha_and_bias,
+    apply_epilogue,
+    batched_epilogue,
+    finish,
+    of_columns,
+)
 from jaxgemm._lowering import composed, gemm_aval, local_gemm_p
 from jaxgemm._partition import lower_partitioned, mesh_of
 from jaxgemm._plan import DimensionNumbers, Dims, free_dims
@@ -189,7 +197,7 @@ def _fused_jvp(
             out = fused_gemm_p.bind(
                 *primals, has_alpha=has_alpha, activation=activation, preferred_element_type=out_dtype, **params
             )
-        d_out = apply_epilogue(d_accumulator, alpha, d_bias, NO_ACTIVATION)
+        d_out = apply_epilogue(d_accumulator, alpha, of_columns(d_bias, d_accumulator.ndim), NO_ACTIVATION)
         if activation == "relu":
             d_out = jnp.where(out > 0, d_out, 0)
         return out, d_out.astype(out_dtype)
@@ -198,11 +206,11 @@ def _fused_jvp(
     # What does not vary has no tangent, not one of zeros: zero times an infinite accumulator would be NaN.
     varying = [i for i, tangent in enumerate(d_values) if tangent is not None]
 
-    def finish(*varied: Any) -> Any:
+    def finished(*varied: Any) -> Any:
         accumulator, *epilogue = _replaced(values, varying, varied)
-        return apply_epilogue(accumulator, *alpha_and_bias(epilogue, has_alpha), activation).astype(out_dtype)
+        return finish(accumulator, epilogue, has_alpha, activation).astype(out_dtype)
 
-    return jax.jvp(finish, [values[i] for i in varying], [d_values[i] for i in varying])
+    return jax.jvp(finished, [values[i] for i in varying], [d_values[i] for i in varying])
 
 
 def known_fused(out: Any, *operands: Any, **params: Any) -> Any:
@@ -277,15 +285,15 @@ def _batch_gemm(axis_data: Any, operands: Any, dims: Any, *, dimension_numbers: 
 
 
 def _batch_fused(axis_data: Any, operands: Any, dims: Any, *, dimension_numbers: Any, **params: Any) -> Any:
+    if all(d is None for d in dims[:2]) and not any(d is not None for d in dims[2:]):
+        return fused_gemm_p.bind(*operands, dimension_numbers=dimension_numbers, **params), None
     lhs, rhs, *epilogue = operands
-    lhs_dim, rhs_dim, *rest_dims = dims
-    if all(d is None for d in rest_dims) and (lhs_dim is not None or rhs_dim is None) and not params["out_sharding"]:
-        if lhs_dim is None:
-            return fused_gemm_p.bind(*operands, dimension_numbers=dimension_numbers, **params), None
-        batched, out_dim = _batched_dimension_numbers(
-            (np.ndim(lhs), np.ndim(rhs)), (lhs_dim, rhs_dim), dimension_numbers
-        )
-        return fused_gemm_p.bind(lhs, rhs, *epilogue, dimension_numbers=batched, **params), out_dim
+    if dims[0] is not None and not params["out_sharding"]:
+        batched, out_dim = _batched_dimension_numbers((np.ndim(lhs), np.ndim(rhs)), dims[:2], dimension_numbers)
+        sizes = tuple(lhs.shape[d] for d in batched[1][0])
+        kept = batched_epilogue(epilogue, dims[2:], params["has_alpha"], sizes, dims[1] is not None)
+        if kept is not None:
+            return fused_gemm_p.bind(lhs, rhs, *kept, dimension_numbers=batched, **params), out_dim
     function = functools.partial(composed_fused, dimension_numbers=dimension_numbers, **params)
     mapped = jax.vmap(
         function,

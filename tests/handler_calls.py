@@ -118,6 +118,15 @@ def listed() -> Iterator[tuple[str, Call]]:
         call["operands"] += operands
         return call
 
+    def batched_call(bias: tuple[Sequence[int], str]) -> Call:
+        """Three times 4x5 times 5x6."""
+        call = good_call()
+        dims = {name: np.array(of, np.int64) for name, of in zip(GROUPS, ([0, 1, 2], [0], [1], [2]), strict=True)}
+        call["operands"] = [((3, 4, 5), "float32"), ((3, 5, 6), "float32"), bias]
+        call["results"] = [((3, 4, 6), "float32")]
+        call["attributes"] |= {"lhs": dims, "rhs": dims, "out": dims}
+        return call
+
     def integer_call() -> Call:
         call = good_call("mma:64x64x64", "int8")
         call["results"] = [((4, 6), "int32")]
@@ -128,6 +137,8 @@ def listed() -> Iterator[tuple[str, Call]]:
     yield "good with workspace", padded_call()
     yield "good with bias", changed(lambda call: call["operands"].append(((6,), "float32")))
     yield "good with bias in 16 bits", changed(lambda call: call["operands"].append(((6,), "bfloat16")))
+    yield "good with a bias for the batch", batched_call(((6,), "float32"))
+    yield "good with a bias for each of the batch", batched_call(((3, 6), "float32"))
     yield "good with alpha", with_alpha(((), "float32"))
     yield "good with alpha in a vector", with_alpha(((1,), "float32"))
     yield "good with alpha and bias", with_alpha(((), "float32"), ((6,), "float32"))
@@ -195,6 +206,9 @@ def listed() -> Iterator[tuple[str, Call]]:
     yield "no element in alpha", with_alpha(((0,), "float32"))
     yield "alpha of another dtype", with_alpha(((), "int32"))
     yield "alpha in half", with_alpha(((), "float16"), ((6,), "float32"))
+    yield "bias for a larger batch", batched_call(((4, 6), "float32"))
+    yield "bias for a smaller batch", batched_call(((2, 6), "float32"))
+    yield "bias for each of the batch with another dtype", batched_call(((3, 6), "int32"))
     yield "short bias after alpha", with_alpha(((), "float32"), ((5,), "float32"))
     yield "has_alpha is a number", attribute(has_alpha=1)
     yield "no has_alpha", changed(lambda call: call["attributes"].pop("has_alpha"))
@@ -260,6 +274,13 @@ def corrupt(call: Call, rng: np.random.Generator) -> None:
     choices[rng.integers(len(choices))]()
 
 
+def is_epilogue(shapes: Sequence[Sequence[int]], has_alpha: bool, batch: int, n: int) -> bool:
+    """Whether these are alpha, if there is one, and perhaps a bias or one for each of the batch."""
+    counts = [np.prod(shape, dtype=int) for shape in shapes]
+    biases = [[]] if len(shapes) == has_alpha else [[n], [batch * n]]
+    return counts in [[1] * has_alpha + bias for bias in biases]
+
+
 def inside_its_buffers(call: Call) -> bool:
     """Whether everything that a kernel would touch after an accepted call exists."""
     attributes, buffers = call["attributes"], [*call["operands"][:2], call["results"][0]]
@@ -279,8 +300,7 @@ def inside_its_buffers(call: Call) -> bool:
     last = [(asked.batch - 1) * step + (rows - 1) * ld + cols for (rows, cols), (step, ld) in views]
     needed = _core.workspace_bytes(attributes["kernel"], asked)
     given = np.prod(call["results"][1][0]) if len(call["results"]) > 1 else 0
-    counts = [1] * has_alpha + [asked.n] * (len(rest) > has_alpha)
-    epilogue = [np.prod(shape, dtype=int) for shape, _ in rest] == counts
+    epilogue = is_epilogue([shape for shape, _ in rest], has_alpha, asked.batch, asked.n)
     return epilogue and needed <= given and all(n <= np.prod(s) for n, s in zip(last, sizes, strict=True))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxgemm._choose import NO_SPLIT
 from jaxgemm._native import MIXED_TARGET, _core
 from jaxgemm._packing import packed_shape
-from tests.handler_calls import Call, run_on
+from tests.handler_calls import Call, is_epilogue, run_on
 
 CHECK_TARGET = f"{MIXED_TARGET}_check"
 MMA, WGMMA, STREAM = "int4_mma:8x32x512", "int4_wgmma:64x64x128", "int4_wgmma:128x128x128"
@@ -97,6 +97,7 @@ def listed() -> Iterator[tuple[str, Call, str]]:
     yield "good with scales in float32", good_call(scales="float32"), ""
     yield "good with bias", more(((N,), "float32")), ""
     yield "good with bias in 16 bits", more(((N,), "float16")), ""
+    yield "good with a bias for each of the batch", more(((BATCH, N), "float32")), ""
     yield "good with alpha", more(((), "float32"), alpha=True), ""
     yield "good with alpha and bias", more(((), "float32"), ((N,), "bfloat16"), alpha=True), ""
     yield "good with a result in float32", result((BATCH, M, N), "float32"), ""
@@ -273,6 +274,7 @@ def listed() -> Iterator[tuple[str, Call, str]]:
         more(((N - 1,), "float32")),
         "bias is not a vector of N=48 floating-point numbers of 16 or 32 bits",
     )
+    yield "bias for a larger batch", more(((BATCH + 1, N), "float32")), "nor one for each of the batch of 2"
     yield "bias of another dtype", more(((N,), "int8")), "bias is not a vector of N=48"
     yield (
         "alpha announced and not there",
@@ -353,12 +355,11 @@ def inside_its_buffers(call: Call) -> bool:
     rest = [shape for shape, _ in operands[3 + has_zeros :]]
     groups = (batch, -(-k // group), n)
     wanted = [(batch, *packed_shape(k, n, int(attributes["bits"]))), groups] + [groups] * has_zeros
-    epilogue = [1] * attributes["has_alpha"] + [n] * (len(rest) > attributes["has_alpha"])
     needed = _core.workspace_bytes(attributes["kernel"], asked(call))
     return (
         [shape for shape, _ in operands[1 : 3 + has_zeros]] == wanted
         and out[0] == (batch, m, n)
-        and [np.prod(shape, dtype=int) for shape in rest] == epilogue
+        and is_epilogue(rest, attributes["has_alpha"], batch, n)
         and needed <= (np.prod(workspace[0][0], dtype=int) if workspace else 0)
     )
 

@@ -186,7 +186,8 @@ def test_bias_and_activation_are_rounded_once(dtype: str, activation: str | None
 def test_bias_and_activation_for_every_shape(lhs: Any, rhs: Any, rng: np.random.Generator) -> None:
     x, y = integers(rng, lhs), integers(rng, rhs)
     plain = jnp.matmul(x, y)
-    for bias_shape in ((plain.shape[-1],), plain.shape, (1,) * plain.ndim, (), (1,)):
+    of_each = (*plain.shape[:-2], 1, plain.shape[-1]) if plain.ndim > 1 else ()
+    for bias_shape in ((plain.shape[-1],), plain.shape, (1,) * plain.ndim, (), (1,), of_each):
         bias = integers(rng, bias_shape)
         out = jaxgemm.matmul(x, y, bias=bias, activation="relu")
         assert_same(out, jax.nn.relu(plain + bias))

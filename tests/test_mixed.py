@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import jaxgemm
+from jaxgemm._native import MIXED_TARGET
+from tests.helpers import cuda_text
 
 K, N = 96, 40
 KINDS = {"symmetric": {}, "integer zeros": {"symmetric": False}, "8 bits": {"bits": 8}}
@@ -173,6 +175,40 @@ def test_vmap(axes: tuple[Any, ...], rng: np.random.Generator) -> None:
         jax.vmap(lambda x, w, b, f=f: product(x, w, b, f), in_axes=axes)(x, matrix, bias) for f in (ours, dense)
     )
     close(got, wanted)
+    half = [a.astype(jnp.bfloat16) for a in (x, bias)]  # of which there are kernels
+    text = cuda_text(jax.vmap(lambda x, w, b: product(x, w, b, ours), in_axes=axes), half[0], matrix, half[1])
+    assert text.count(f"custom_call @{MIXED_TARGET}(") == 1
+    assert ('activation = "silu"' in text) == (axes[2] is None or None not in axes)
+
+
+def test_a_bias_for_each_of_the_experts(rng: np.random.Generator) -> None:
+    """By its shape, by vmap, and by vmap of that, with derivatives: alpha, bias and activation stay in the call."""
+    x, matrix, alpha = x_of(rng, 2, 3, 5), weights(rng, 2, 3), jnp.float32(0.5)
+    bias = jnp.asarray(rng.standard_normal((2, 3, N)), jnp.float32)
+
+    def by_shape(product: Any) -> Any:
+        return lambda x, w, b: product(x, w, alpha, b[:, :, None])
+
+    def inner_by_shape(product: Any) -> Any:
+        return jax.vmap(lambda x, w, b: product(x, w, alpha, b[:, None]))
+
+    def by_vmap(product: Any) -> Any:
+        return jax.vmap(jax.vmap(lambda x, w, b: product(x, w, alpha, b)))
+
+    for form in (by_shape, inner_by_shape, by_vmap):
+        close(form(ours)(x, matrix, bias), form(dense)(x, matrix, bias))
+        text = cuda_text(form(ours), x.astype(jnp.bfloat16), matrix, bias.astype(jnp.bfloat16))
+        assert text.count(f"custom_call @{MIXED_TARGET}(") == 1
+        assert 'activation = "silu"' in text
+        got, wanted = (
+            jax.grad(lambda x, b, g=g: jnp.sin(g(x, matrix, b)).sum(), (0, 1))(x, bias)
+            for g in (form(ours), form(dense))
+        )
+        close(got, wanted)
+    shared = jax.vmap(jax.vmap(lambda x, w, b: ours(x, w, alpha, b)), in_axes=(0, 0, None))
+    close(shared(x, matrix, bias[0]), by_shape(dense)(x, matrix, jnp.broadcast_to(bias[0], bias.shape)))
+    text = cuda_text(shared, x.astype(jnp.bfloat16), matrix, bias[0].astype(jnp.bfloat16))
+    assert 'activation = "silu"' in text
 
 
 def test_one_call_in_the_program(rng: np.random.Generator) -> None:

@@ -67,8 +67,34 @@ def test_vmap_of_the_fused_form(axes: tuple[int | None, ...], rng: np.random.Gen
     text = cuda_text(jax.vmap(fused, axes), *operands)
     assert len(custom_calls(text)) == 1
     assert count_ops(text, "while") + count_ops(text, "dot_general") == 0
-    stays_fused = axes[2] is None and (axes[0] is not None or axes[1] is None)
+    stays_fused = None not in axes or (axes[2] is None and (axes[0] is not None or axes[1] is None))
     assert ('activation = "relu"' in text) == stays_fused
+
+
+def test_a_bias_for_each_of_the_batch(rng: np.random.Generator) -> None:
+    """By its shape, and by vmap of that: the epilogue stays in the call, also of what is differentiated."""
+    x, y, bias = integers(rng, (2, 4, 6, 3)), integers(rng, (2, 4, 3, 5)), integers(rng, (2, 4, 1, 5))
+    shared = integers(rng, (1, 4, 1, 5))
+    for function, reference in ((fused, composed), (jax.vmap(fused), jax.vmap(composed))):
+        assert_same(function(x, y, bias), reference(x, y, bias))
+        text = cuda_text(function, x, y, bias)
+        assert len(custom_calls(text)) == 1
+        assert 'activation = "relu"' in text
+        every = (0, 1, 2)
+        got, want = (
+            jax.grad(lambda *operands, f=f: (f(*operands) ** 2).sum(), every)(x, y, bias) for f in (function, reference)
+        )
+        tangents = tuple(integers(rng, a.shape) for a in (x, y, bias))
+        got += jax.jvp(function, (x, y, bias), tangents)
+        want += jax.jvp(reference, (x, y, bias), tangents)
+        for ours, theirs in zip(got, want, strict=True):
+            assert_same(ours, theirs)
+    assert_same(fused(x, y, shared), composed(x, y, shared))
+    for bias in (shared, shared[:, :1]):
+        assert 'activation = "relu"' in cuda_text(fused, x, y, bias)
+    two = jax.vmap(jax.vmap(fused), in_axes=(0, 0, None))
+    assert_same(two(x, y, shared[0]), composed(x, y, shared))
+    assert 'activation = "relu"' in cuda_text(two, x, y, shared[0])
 
 
 def test_nested_vmap(rng: np.random.Generator) -> None:

@@ -48,8 +48,8 @@ __device__ inline void round4(__nv_bfloat16* g_out, const float (&value)[4]) {
 struct Epilogue {
   void* out;           // (batch, M, N), row-major with leading dimension ld
   const float* alpha;  // one number, or nullptr
-  const void* bias;    // (N) or nullptr
-  int64_t ld, batch_stride;
+  const void* bias;    // (N), (batch, N) or nullptr
+  int64_t ld, batch_stride, bias_batch_stride;
   DType out_dtype, bias_dtype;
   Activation activation;
   unsigned first_phase;  // of out[0], see phase()
@@ -62,6 +62,7 @@ struct Epilogue {
         bias(args.bias),
         ld(args.problem.out.ld),
         batch_stride(args.problem.out.batch_stride),
+        bias_batch_stride(args.bias_batch_stride),
         out_dtype(args.problem.out_dtype),
         bias_dtype(args.bias_dtype),
         activation(args.problem.activation),
@@ -85,24 +86,25 @@ struct Epilogue {
   __device__ float factor() const { return alpha ? *alpha : 1.0f; }
 
   // Of a column before N, where there is a bias.
-  __device__ float bias_of(int64_t col) const {
-    if (bias_dtype == DType::kF32) return static_cast<const float*>(bias)[col];
-    if (bias_dtype == DType::kF16) return __half2float(static_cast<const __half*>(bias)[col]);
-    return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[col]);
+  __device__ float bias_of(int64_t batch, int64_t col) const {
+    const int64_t index = batch * bias_batch_stride + col;
+    if (bias_dtype == DType::kF32) return static_cast<const float*>(bias)[index];
+    if (bias_dtype == DType::kF16) return __half2float(static_cast<const __half*>(bias)[index]);
+    return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[index]);
   }
 
-  __device__ float finish(float accumulator, int64_t col) const {
+  __device__ float finish(float accumulator, int64_t batch, int64_t col) const {
     const float scaled = factor() * accumulator;
-    return activate(activation, bias ? scaled + bias_of(col) : scaled);
+    return activate(activation, bias ? scaled + bias_of(batch, col) : scaled);
   }
 
   // The same for four neighbouring columns, of which those before N exist. The code of the activations, which is long,
   // is there once: the values take turns in one register.
-  __device__ void finish4(float (&x)[4], int64_t col, int64_t N) const {
+  __device__ void finish4(float (&x)[4], int64_t batch, int64_t col, int64_t N) const {
     if (bias) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (col + i < N) x[i] = factor() * x[i] + bias_of(col + i);
+        if (col + i < N) x[i] = factor() * x[i] + bias_of(batch, col + i);
       }
     } else if (alpha) {
 #pragma unroll
@@ -120,7 +122,7 @@ struct Epilogue {
   }
 
   __device__ void store(int64_t batch, int64_t row, int64_t col, float accumulator) const {
-    put(batch * batch_stride + row * ld + col, finish(accumulator, col));
+    put(batch * batch_stride + row * ld + col, finish(accumulator, batch, col));
   }
   __device__ void store(int64_t batch, int64_t row, int64_t col, int32_t accumulator) const {
     put(batch * batch_stride + row * ld + col, accumulator);
@@ -138,7 +140,7 @@ struct Epilogue {
                          bool aligned) const {
     const int64_t index = batch * batch_stride + row * ld + col;
     Accumulator value[4] = {accumulator[0], accumulator[1], accumulator[2], accumulator[3]};
-    if constexpr (std::is_same_v<Accumulator, float>) finish4(value, col, N);
+    if constexpr (std::is_same_v<Accumulator, float>) finish4(value, batch, col, N);
     if (aligned && col + 4 <= N) {
       put4(index, value);
       return;

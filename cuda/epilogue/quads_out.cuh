@@ -51,13 +51,15 @@ __device__ void store_quads(const typename Loop::Sums& sums, const QuadsByTma& t
 // Multiplies by alpha, adds the bias and applies the activation to sums that store_quads() takes: each thread has two
 // neighbouring columns of a block, one in every other pair of registers.
 template <class Loop>
-__device__ void finish_quads(typename Loop::Sums& sums, const Epilogue& epilogue, int64_t first_col, int64_t N) {
+__device__ void finish_quads(typename Loop::Sums& sums, const Epilogue& epilogue, int64_t batch, int64_t first_col,
+                             int64_t N) {
 #pragma unroll
   for (int block = 0; block < Loop::kBlocks; ++block) {
     if (epilogue.alpha) OutWriter::scale(sums[block], *epilogue.alpha);
     if (epilogue.bias) {
       const int64_t col = first_col + Loop::Fragments::col_of_sums(block);
-      const float bias[2] = {col < N ? epilogue.bias_of(col) : 0.0f, col + 1 < N ? epilogue.bias_of(col + 1) : 0.0f};
+      const float bias[2] = {col < N ? epilogue.bias_of(batch, col) : 0.0f,
+                             col + 1 < N ? epilogue.bias_of(batch, col + 1) : 0.0f};
 #pragma unroll
       for (int i = 0; i < Loop::kRegisters; ++i) sums[block][i] += bias[i / 2 % 2];
     }
@@ -85,7 +87,7 @@ __device__ void write_quads(typename Loop::Sums& sums, const Epilogue& epilogue,
       if constexpr (std::is_same_v<Sum, int32_t>) {
         store_quads<int32_t, Loop>(sums, tma, tile, first_col);
       } else {
-        finish_quads<Loop>(sums, epilogue, tile.col + first_col, N);
+        finish_quads<Loop>(sums, epilogue, tile.batch, tile.col + first_col, N);
         if (epilogue.out_dtype == DType::kF32) {
           store_quads<float, Loop>(sums, tma, tile, first_col);
         } else if (epilogue.out_dtype == DType::kF16) {

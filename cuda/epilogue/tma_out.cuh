@@ -55,13 +55,13 @@ class OutWriter {
 
   // Of the tile whose first column is `col`. Columns behind N have no bias.
   template <int kCols>
-  __device__ Terms<kCols> fetch(const Epilogue& epilogue, int64_t N, int64_t col) const {
+  __device__ Terms<kCols> fetch(const Epilogue& epilogue, int64_t N, int64_t batch, int64_t col) const {
     Terms<kCols> terms = {epilogue.factor(), {}};
     if (epilogue.bias == nullptr) return terms;
 #pragma unroll
     for (int i = 0; i < Terms<kCols>::kEach; ++i) {
       const int at = thread_ + i * ptx::kWarpgroupThreads;
-      if (at < kCols && col + at < N) terms.bias[i] = epilogue.bias_of(col + at);
+      if (at < kCols && col + at < N) terms.bias[i] = epilogue.bias_of(batch, col + at);
     }
     return terms;
   }

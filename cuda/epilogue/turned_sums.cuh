@@ -33,6 +33,7 @@ class TurnedSums {
         index_(tile.batch * epilogue.batch_stride + tile.row * epilogue.ld + tile.col + warp() * kWarpCols),
         rows_(static_cast<int>(M - tile.row < kRegisters * 2 ? M - tile.row : kRegisters * 2)),
         cols_(static_cast<int>(N - tile.col < ptx::kWgmmaM ? N - tile.col : ptx::kWgmmaM) - warp() * kWarpCols),
+        batch_(tile.batch),
         first_col_(tile.col + warp() * kWarpCols) {}
 
   __device__ void write(float (&sums)[kRegisters], TurnedTile& s_tile) const {
@@ -74,8 +75,8 @@ class TurnedSums {
     if (epilogue_.alpha) sm90::OutWriter::scale(sums, *epilogue_.alpha);
     if (epilogue_.bias) {
       const int col = lane() / 4;
-      const float bias[2] = {col < cols_ ? epilogue_.bias_of(first_col_ + col) : 0.0f,
-                             col + 8 < cols_ ? epilogue_.bias_of(first_col_ + col + 8) : 0.0f};
+      const float bias[2] = {col < cols_ ? epilogue_.bias_of(batch_, first_col_ + col) : 0.0f,
+                             col + 8 < cols_ ? epilogue_.bias_of(batch_, first_col_ + col + 8) : 0.0f};
 #pragma unroll
       for (int i = 0; i < kRegisters; ++i) sums[i] += bias[i / 2 % 2];
     }
@@ -122,9 +123,9 @@ class TurnedSums {
 
   static constexpr int kElems = ptx::kChunkBytes / static_cast<int>(sizeof(T));
   const Epilogue& epilogue_;
-  const int64_t index_;      // in out, of the warp's first element
-  const int rows_, cols_;    // that lie inside out; columns may be less than none
-  const int64_t first_col_;  // of out
+  const int64_t index_;              // in out, of the warp's first element
+  const int rows_, cols_;            // that lie inside out; columns may be less than none
+  const int64_t batch_, first_col_;  // of out
 };
 
 // The sums of a warpgroup's blocks of columns, from tile.col on.

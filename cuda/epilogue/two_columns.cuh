@@ -18,6 +18,7 @@ class TwoColumns {
   __device__ TwoColumns(const Epilogue& epilogue, int64_t batch, int64_t row, int64_t col, int64_t N)
       : epilogue_(epilogue),
         index_(batch * epilogue.batch_stride + row * epilogue.ld + col),
+        batch_(batch),
         col_(col),
         N_(N),
         kind_(!epilogue.plain() || !epilogue.quads_aligned || col + 2 > N || epilogue.out_dtype == DType::kF32 ? kAny
@@ -28,7 +29,7 @@ class TwoColumns {
     if (kind_ == kAny) {
 #pragma unroll 1
       for (int i = 0; i < 2; ++i) {
-        if (col_ + i < N_) epilogue_.put(index_ + i, epilogue_.finish(i == 0 ? sums[0] : sums[1], col_ + i));
+        if (col_ + i < N_) epilogue_.put(index_ + i, epilogue_.finish(i == 0 ? sums[0] : sums[1], batch_, col_ + i));
       }
       return;
     }
@@ -39,7 +40,7 @@ class TwoColumns {
  private:
   enum : int { kAny, kHalf, kBfloat };  // the latter: rounded to 16 bits, and stored as one word
   const Epilogue& epilogue_;
-  const int64_t index_, col_, N_;
+  const int64_t index_, batch_, col_, N_;
   const int kind_;
 };
 

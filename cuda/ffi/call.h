@@ -99,11 +99,16 @@ inline ffi::Error decode_rest(ffi::RemainingArgs operands, ffi::RemainingRets re
   }
   if (p.has_bias) {
     const auto bias = operands.get<ffi::AnyBuffer>(before + (p.has_alpha ? 1 : 0));
-    const auto dtype = bias ? to_dtype(bias->element_type()) : std::nullopt;
-    if (!dtype || !takes_bias(*dtype) || static_cast<int64_t>(bias->element_count()) != p.N) {
-      return invalid("bias is not a vector of N=" + std::to_string(p.N) + " floating-point numbers of 16 or 32 bits");
+    if (!bias) return bias.error();
+    const auto dtype = to_dtype(bias->element_type());
+    const auto numbers = static_cast<int64_t>(bias->element_count());
+    if (!dtype || !takes_bias(*dtype) || (numbers != p.N && numbers != p.batch * p.N)) {
+      return invalid("bias is not a vector of N=" + std::to_string(p.N) +
+                     " floating-point numbers of 16 or 32 bits, nor one for each of the batch of " +
+                     std::to_string(p.batch));
     }
     args.bias = bias->untyped_data();
+    args.bias_batch_stride = numbers == p.N ? 0 : p.N;
     args.bias_dtype = *dtype;
   }
   if (const int64_t needed = call.kernel->workspace_bytes(p); needed > 0) {

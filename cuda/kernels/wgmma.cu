@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
       sm90::Terms<kCta.n> terms = {};
       if constexpr (kWay == Way::kAny && !Loop::kTransposesSums) {
-        terms = writer.template fetch<kCta.n>(epilogue, schedule.shape.N, tile.col);
+        terms = writer.template fetch<kCta.n>(epilogue, schedule.shape.N, tile.batch, tile.col);
       }
       typename Loop::Sums sums;
       int corner[] = {static_cast<int>(tile.batch), static_cast<int>(tile.row), static_cast<int>(tile.col)};

@@ -204,18 +204,26 @@ _EPILOGUE = [
     Mutation("mma_ldmatrix", "out taken as aligned", "(first_phase + static_cast", "(static_cast", file=EPILOGUE),
     Mutation("mma_ldmatrix", "a quad over the edge", "aligned && col + 4 <= N", "aligned && col < N", file=EPILOGUE),
     Mutation("mma_ldmatrix", "bias read behind its end", "if (col + i < N) x[i] =", "x[i] =", file=EPILOGUE),
-    Mutation("mma_ldmatrix", "one bias for four columns", "+ bias_of(col + i);", "+ bias_of(col);", file=EPILOGUE),
+    Mutation(
+        "mma_ldmatrix", "one bias for four columns", "+ bias_of(batch, col + i);", "+ bias_of(batch, col);",
+        file=EPILOGUE,
+    ),
+    Mutation("naive", "the first matrix's bias for all", "batch * bias_batch_stride + col", "col", file=EPILOGUE),
+    Mutation(
+        "mma_ldmatrix", "quads with the first matrix's bias", "+ bias_of(batch, col + i);", "+ bias_of(0, col + i);",
+        file=EPILOGUE,
+    ),
     Mutation("naive", "alpha left out", "factor() * accumulator;", "accumulator;", file=EPILOGUE),
     Mutation(
-        "naive", "alpha after the bias", "bias ? scaled + bias_of(col) :",
-        "bias ? factor() * (accumulator + bias_of(col)) :", file=EPILOGUE,
+        "naive", "alpha after the bias", "bias ? scaled + bias_of(batch, col) :",
+        "bias ? factor() * (accumulator + bias_of(batch, col)) :", file=EPILOGUE,
     ),
     Mutation(
         "mma_ldmatrix", "alpha left out beside a bias", "factor() * x[i] + bias", "x[i] + bias", file=EPILOGUE
     ),
     Mutation(
-        "mma_ldmatrix", "alpha after the bias of four columns", "factor() * x[i] + bias_of(col + i);",
-        "factor() * (x[i] + bias_of(col + i));", file=EPILOGUE,
+        "mma_ldmatrix", "alpha after the bias of four columns", "factor() * x[i] + bias_of(batch, col + i);",
+        "factor() * (x[i] + bias_of(batch, col + i));", file=EPILOGUE,
     ),
     Mutation("mma_ldmatrix", "alpha left out without a bias", "else if (alpha)", "else if (false)", file=EPILOGUE),
     Mutation(

@@ -43,12 +43,16 @@ def test_trials_cover_what_there_is() -> None:
 def test_epilogue(emulated: Emulator, info: Any) -> None:
     tile_m, tile_n, tile_k = info.cta_tile
     m, n, k = tile_m + 1, tile_n + 8, tile_k + 8
-    weights = weights_of((1, k, n), 128, "middle", "bfloat16")
     rng = np.random.default_rng(SEED)
-    x = rounded(rng.integers(-4, 5, (1, m, k)), "bfloat16")
-    bias = rounded(rng.integers(-64, 65, n), "bfloat16")
-    exact = np.maximum(0.5 * (x.astype(np.float64) @ weights.dense()) + bias.astype(np.float64), 0)
-    for split, out_dtype in itertools.product(sorted({(0, 1), (0, splits_of(info)[-1])}), ("float32", "bfloat16")):
+    for shared, (split, out_dtype) in itertools.product(
+        (True, False), itertools.product(sorted({(0, 1), (0, splits_of(info)[-1])}), ("float32", "bfloat16"))
+    ):
+        batch = 1 if shared else 2
+        weights = weights_of((batch, k, n), 128, "middle", "bfloat16")
+        x = rounded(rng.integers(-4, 5, (batch, m, k)), "bfloat16")
+        bias = rounded(rng.integers(-64, 65, n if shared else (batch, n)), "bfloat16")
+        products = x.astype(np.float64) @ weights.dense()
+        exact = np.maximum(0.5 * products + bias.reshape(batch, 1, n).astype(np.float64), 0)
         out, found = run(
             emulated, info, x, weights, out_dtype, split, Schedule(), alpha=0.5, bias=bias, activation="relu"
         )

@@ -40,7 +40,8 @@ class _Request(ctypes.Structure):
         ("k", ctypes.c_int64), ("lhs", _Operand), ("rhs", _Operand), ("out", _Operand),
         ("lhs_dtype", ctypes.c_char_p), ("rhs_dtype", ctypes.c_char_p), ("out_dtype", ctypes.c_char_p),
         ("precision", ctypes.c_char_p), ("activation", ctypes.c_char_p), ("alpha", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p), ("bias_dtype", ctypes.c_char_p), ("whole", ctypes.c_int64),
+        ("bias", ctypes.c_void_p), ("bias_dtype", ctypes.c_char_p), ("bias_batch_stride", ctypes.c_int64),
+        ("whole", ctypes.c_int64),
         ("splits", ctypes.c_int64), ("bits", ctypes.c_int64), ("group_size", ctypes.c_int64),
         ("scales", ctypes.c_void_p), ("zeros", ctypes.c_void_p), ("parameters", ctypes.c_int64),
         ("scale_dtype", ctypes.c_char_p), ("zeros_kind", ctypes.c_char_p), ("schedule", _Schedule),
@@ -244,6 +245,7 @@ class Emulator:
         """Runs ``kernel`` on operands whose dtypes are those of their arrays; ``out.data`` is overwritten.
 
         Args:
+          bias: (N), or (batch, N).
           split: how many tiles of out are one CTA's each, and how many CTAs share K of every other one; by default as
             the chooser says.
           codes: of quantised weights, whose packed codes are ``rhs.data``.
@@ -256,6 +258,7 @@ class Emulator:
             *(x.dtype.name.encode() for x in (lhs.data, rhs.data if codes is None else lhs.data, out.data)),
             precision.encode(), activation.encode(),
             *(None if x is None else x.ctypes.data for x in (factor, bias)), bias_dtype.name.encode(),
+            0 if bias is None or bias.ndim == 1 else bias.shape[-1],
             *(split or (0, 0)), *(codes or _NO_CODES).native(), schedule.native(), owners.ctypes.data,
         )  # fmt: skip
         return self._to_run(self._answer(self._library.emu_run(ctypes.byref(request))), owners)

@@ -33,7 +33,7 @@ from tests.gpu.mixed import (
 from tests.gpu.report import RecordError
 from tests.gpu.support import poison_free_memory
 from tests.quantised import WHOLE, Weights, mixed_error_ratio, rounding_of, unit_roundoff
-from tests.values import EPILOGUES, assert_equal, error_ratio, nan_bytes, normals, rounded
+from tests.values import EPILOGUES, EXACT_ALPHA, assert_equal, error_ratio, nan_bytes, normals, rounded
 
 pytestmark = pytest.mark.gpu
 
@@ -159,6 +159,34 @@ def test_empty(rng: np.random.Generator) -> None:
             assert out.shape == np.matmul(np.ones(lhs), np.ones(rhs)).shape, name
         for out in outs[len(empty) :]:
             np.testing.assert_array_equal(out.astype(np.float32), np.broadcast_to(np.maximum(bias, 0), out.shape), name)
+
+
+def test_a_bias_for_each_of_the_experts(rng: np.random.Generator) -> None:
+    """By vmap, and of a shape that broadcasts over the tokens: bit for bit, of numbers whose sums are exact."""
+    cases = [MixedCase(m, 272, 200, 64, "integer", experts=True) for m in (1, 5, 70)]
+    drawn = [case.draw(rng, DTYPE, exact=True) for case in cases]
+    biases = [rng.integers(-64, 65, (len(x), weights.n)).astype(np.float32) for x, weights in drawn]
+    operands = [(x, weights.matrix(), bias) for (x, weights), bias in zip(drawn, biases, strict=True)]
+
+    def pair(x: jax.Array, matrix: Any, bias: jax.Array, name: str) -> tuple[jax.Array, jax.Array]:
+        layer = functools.partial(
+            jaxgemm.matmul, alpha=EXACT_ALPHA, activation="relu", preferred_element_type=np.float32, kernel=name
+        )
+        by_vmap = jax.vmap(lambda x, w, b: layer(x, w, bias=b))(x, matrix, bias)
+        return by_vmap, layer(x, matrix, bias=bias[:, None])
+
+    run = jax.jit(lambda operands: [[pair(*each, name) for each in operands] for name in MIXED_IDS])
+    text = run.lower(operands).as_text()
+    assert text.count("custom_call @jaxgemm") == text.count('activation = "relu"') == 2 * len(cases) * len(MIXED_IDS)
+    exact = [
+        rounded(np.maximum(EXACT_ALPHA * (x.astype(np.float64) @ weights.dense()) + bias[:, None], 0), "float32")
+        for (x, weights), bias in zip(drawn, biases, strict=True)
+    ]
+    poison_free_memory()
+    for name, outs in zip(MIXED_IDS, jax.device_get(run(operands)), strict=True):
+        for case, both, expected in zip(cases, outs, exact, strict=True):
+            for out in both:
+                assert_equal(out, expected, f"{name} {case}")
 
 
 @pytest.mark.parametrize(("experts", "m"), [(70001, 3), (0, 1100003)], ids=["experts", "rows"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from tests.gpu.support import Program, first_floating, float32_highest, floating
 from tests.values import (
     ACTIVATIONS,
     EPILOGUES,
+    EXACT_ALPHA,
     DTypes,
     drift,
     epilogue_error_ratio,
@@ -27,6 +29,7 @@ from tests.values import (
     is_float,
     judged_at,
     plant,
+    rounded,
     rounds_operands,
     stored,
     tf32_neighbours,
@@ -233,6 +236,40 @@ def test_epilogue(
             assert ratio <= 1, f"{case} {epilogue}: error {ratio:.3g} times its bound"
             worst = max(worst, ratio)
     record_error(info.name, worst)
+
+
+@over_modes(floating)
+def test_a_bias_for_each_of_the_batch(info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator) -> None:
+    """By vmap, and of a shape that broadcasts over the rows: bit for bit, of numbers whose sums are exact."""
+    tile_m, tile_n, tile_k = info.cta_tile
+    cases = [Case(Shape(m, n, k, "both"), "NN") for m, n, k in ((tile_m + 3, tile_n + 5, tile_k + 3), (5, 16, 0))]
+    operands = [
+        (
+            integers(rng, case.lhs_shape, dtypes[0]),
+            integers(rng, case.rhs_shape, dtypes[1]),
+            rng.integers(-4, 5, (case.out_shape[0], case.shape.n)).astype(np.float32),
+        )
+        for case in cases
+    ]
+    layer = functools.partial(
+        jaxgemm.matmul, alpha=EXACT_ALPHA, precision=precision, preferred_element_type=dtypes[2], kernel=info.name
+    )
+
+    def run(operands: Any) -> list[Any]:
+        return [
+            (
+                jax.vmap(lambda x, w, b: layer(x, w, bias=b, activation="relu"))(lhs, rhs, bias),
+                layer(lhs, rhs, bias=bias[:, None], activation="relu"),
+            )
+            for lhs, rhs, bias in operands
+        ]
+
+    text = jax.jit(run).lower(operands).as_text()
+    assert text.count("custom_call @jaxgemm") == text.count('activation = "relu"') == 2 * len(cases)
+    for case, (lhs, rhs, bias), outs in zip(cases, operands, jax.device_get(jax.jit(run)(operands)), strict=True):
+        exact = rounded(np.maximum(EXACT_ALPHA * case.product(lhs, rhs) + bias[:, None], 0), dtypes[2])
+        for out in outs:
+            np.testing.assert_array_equal(out, exact, str(case))
 
 
 @over_modes(first_floating)

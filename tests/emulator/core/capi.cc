@@ -87,7 +87,9 @@ std::string run(const EmuRequest& request) {
   };
   args.alpha = static_cast<const float*>(place_vector("alpha", request.alpha, sizeof(float)));
   args.bias_dtype = emu::bias_dtype(request);
-  args.bias = place_vector("bias", request.bias, request.N * jaxgemm::size_bytes(args.bias_dtype));
+  args.bias_batch_stride = request.bias_batch_stride;
+  const int64_t bias_numbers = (request.bias_batch_stride == 0 ? 1 : request.batch) * request.N;
+  args.bias = place_vector("bias", request.bias, bias_numbers * jaxgemm::size_bytes(args.bias_dtype));
   const jaxgemm::Codes& codes = problem.codes;
   args.scales = place_vector("scales", request.scales, request.parameters * jaxgemm::size_bytes(codes.scale_dtype));
   const int64_t zero_bytes = codes.zeros == jaxgemm::Zeros::kInteger ? 1 : jaxgemm::size_bytes(codes.scale_dtype);

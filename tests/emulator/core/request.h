@@ -32,8 +32,9 @@ struct EmuRequest {
   EmuOperand lhs, rhs, out;
   const char *lhs_dtype, *rhs_dtype, *out_dtype, *precision, *activation;
   const float* alpha;  // one element, or null
-  const void* bias;    // N elements of bias_dtype, or null
+  const void* bias;    // N elements of bias_dtype, for each of the batch if bias_batch_stride is N; or null
   const char* bias_dtype;
+  int64_t bias_batch_stride;
   int64_t whole, splits;       // see KSplit; splits == 0: as the model says
   int64_t bits, group_size;    // of quantised rhs, whose operand is then its codes; bits == 0: rhs is dense
   const void *scales, *zeros;  // of all groups, like bias; zeros may be null

@@ -255,7 +255,9 @@ __device__ ptx::ElementOf element_of(int i) {
 }
 
 // Out of line, as store_element() is.
-__device__ __noinline__ float finished(Epilogue epilogue, float sum, int64_t col) { return epilogue.finish(sum, col); }
+__device__ __noinline__ float finished(Epilogue epilogue, float sum, int64_t batch, int64_t col) {
+  return epilogue.finish(sum, batch, col);
+}
 
 template <class Config>
 __device__ void store_registers(const float (&d)[kRegisters], const Epilogue& epilogue, const Place& place,
@@ -296,7 +298,7 @@ __device__ void store_tma(const float (&d)[kRegisters], float* s_tile, const CUt
     for (int i = 0; i < kRegistersPerPass; ++i) {
       const auto [row, col] = element_of<Config>(i);
       const int64_t n = place.col + pass * kStagedCols + col;
-      const float value = n < shape.N ? finished(epilogue, d[pass * kRegistersPerPass + i], n) : 0.0f;
+      const float value = n < shape.N ? finished(epilogue, d[pass * kRegistersPerPass + i], place.batch, n) : 0.0f;
       stage_value(s_tile, row * kStagedCols + col, epilogue.out_dtype, value);
     }
     if constexpr (!Config::has(Defect::kNoProxyFence)) ptx::fence_proxy_async();
