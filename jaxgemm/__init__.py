@@ -9,10 +9,11 @@ __path__ = extend_path(__path__, __name__)
 from jaxgemm import checkpoint_policies as checkpoint_policies
 from jaxgemm._choose import Explanation, explain, kernels
 from jaxgemm._dot_general import dot_general
+from jaxgemm._einsum import einsum
 from jaxgemm._export import export_checks
 from jaxgemm._install import install, uninstall
 from jaxgemm._lowering import CpuFallbackWarning
-from jaxgemm._matmul import einsum, matmul
+from jaxgemm._matmul import matmul
 from jaxgemm._mixed_choose import mixed_kernels
 from jaxgemm._options import options
 from jaxgemm._quant import QuantizedMatrix

@@ -1,7 +1,7 @@
-"""``jaxgemm.matmul`` and ``jaxgemm.einsum``: jax.numpy's semantics over dot_general."""
+"""``jaxgemm.matmul``: jax.numpy's semantics over dot_general."""
 
+import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -11,9 +11,8 @@ from jax import lax
 from jax.extend.core.primitives import convert_element_type_p
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgemm._choose import check_name
 from jaxgemm._compat import has_partial_sums
-from jaxgemm._dot_general import bind, canonical_out_sharding, dot_general
+from jaxgemm._dot_general import bind, canonical_out_sharding
 from jaxgemm._epilogue import BIAS_DTYPES, NO_ACTIVATION, accumulator_dtype, apply_epilogue, canonical_activation
 from jaxgemm._mixed import bind as mixed
 from jaxgemm._mixed_choose import check_mixed_name
@@ -30,6 +29,8 @@ def _operands(lhs: Any, rhs: Any, preferred: Any) -> tuple[jax.Array, jax.Array,
     and those that no kernel multiplies in any case.
     """
     for what, x in (("lhs", lhs), ("rhs", rhs)):
+        if isinstance(x, np.ma.MaskedArray):  # whose mask jnp.asarray loses where it is told a dtype
+            raise ValueError(f"jaxgemm.matmul takes no masked arrays, as JAX has none: give {what}.filled(...)")
         try:
             dtype = jnp.result_type(x)
         except TypeError:
@@ -117,7 +118,7 @@ def matmul(
         lax.squeeze(rhs, shapes.rhs_squeeze),
         dimension_numbers=shapes.dimension_numbers,
         precision=precision,
-        out_sharding=_sharding_of_dot(
+        out_sharding=sharding_of_dot(
             canonical_out_sharding(out_sharding, len(shapes.out_shape)), shapes.permutation, len(shapes.permutation)
         ),
         kernel=kernel,
@@ -126,7 +127,7 @@ def matmul(
         out = gemm(preferred_element_type=preferred_element_type)
         if weak:
             out = convert_element_type_p.bind(out, new_dtype=out.dtype, weak_type=True, sharding=None)
-        return _permuted(out, shapes.permutation)
+        return permuted(out, shapes.permutation)
     if gemm.keywords["out_sharding"] is not None and has_partial_sums(gemm.keywords["out_sharding"].spec):
         raise ValueError(
             f"out_sharding={out_sharding} leaves parts of the sums on their devices, to which no alpha, bias or "
@@ -138,8 +139,8 @@ def matmul(
     fits = shapes.has_n and not shapes.rhs_keeps_batch and (vector is None) == (bias is None)
     if fits and accumulator_dtype(out_dtype) == np.float32:
         out = gemm(alpha=alpha, bias=vector, activation=activation, preferred_element_type=out_dtype)
-        return _permuted(out, shapes.permutation)
-    accumulator = _permuted(gemm(preferred_element_type=accumulator_dtype(out_dtype)), shapes.permutation)
+        return permuted(out, shapes.permutation)
+    accumulator = permuted(gemm(preferred_element_type=accumulator_dtype(out_dtype)), shapes.permutation)
     return apply_epilogue(accumulator, alpha, bias, activation).astype(out_dtype)
 
 
@@ -154,6 +155,31 @@ def _matmul_quantized(
     kernel: str | None,
 ) -> jax.Array:
     """:func:`matmul` with quantised weights: those of an expert or layer each, or the same for all of lhs."""
+    lhs, rhs, out_dtype = _with_quantised(lhs, rhs, preferred)
+    shapes = matmul_shapes(lhs.shape, rhs.shape)
+    alpha = None if alpha is None else _checked_alpha(alpha, out_dtype)
+    bias = None if bias is None else _checked_bias(bias, shapes.out_shape, out_dtype)
+    x, rhs, permutation = _in_batches(lhs, rhs)
+    sharding = _of_whole_sums(canonical_out_sharding(out_sharding, len(shapes.out_shape)))
+    order = permutation if lhs.ndim > 1 else permutation[:-2] + permutation[-1:]
+    sharding = sharding_of_dot(sharding, order, len(permutation))
+
+    def multiply(*epilogue: jax.Array, form: Form) -> jax.Array:
+        return permuted(mixed(x, rhs, *epilogue, form=form, kernel=kernel), permutation).reshape(shapes.out_shape)
+
+    of_each = rhs.ndim == len(shapes.out_shape) > 2 and order == tuple(range(rhs.ndim))
+    vector = _vector_of_columns(bias, shapes, of_each)
+    fused = accumulator_dtype(out_dtype) == np.float32 and (vector is None) == (bias is None)
+    form = _form(rhs, out_dtype if fused else np.float32, sharding)
+    if fused:
+        form = dataclasses.replace(form, has_alpha=alpha is not None, activation=activation)
+    if not fused:
+        return apply_epilogue(multiply(form=form), alpha, bias, activation).astype(out_dtype)
+    return multiply(*(value for value in (alpha, vector) if value is not None), form=form)
+
+
+def _with_quantised(lhs: Any, rhs: QuantizedMatrix, preferred: Any) -> tuple[jax.Array, QuantizedMatrix, np.dtype]:
+    """Both operands, and the result's dtype."""
     lhs, rhs = jnp.asarray(lhs), rhs.of_arrays()
     if lhs.dtype.name not in SCALE_DTYPES:
         raise TypeError(f"lhs of dtype {lhs.dtype} with {rhs!r}: convert lhs to one of {', '.join(SCALE_DTYPES)}")
@@ -162,33 +188,26 @@ def _matmul_quantized(
     out_dtype = lhs.dtype if preferred is None else jax.dtypes.canonicalize_dtype(preferred)
     if not jnp.issubdtype(out_dtype, jnp.floating):
         raise TypeError(f"the product of {lhs.dtype} and quantised weights is floating-point, not {out_dtype}")
-    shapes = matmul_shapes(lhs.shape, rhs.shape)
-    alpha = None if alpha is None else _checked_alpha(alpha, out_dtype)
-    bias = None if bias is None else _checked_bias(bias, shapes.out_shape, out_dtype)
-    x, rhs, permutation = _in_batches(lhs, rhs)
-    sharding = canonical_out_sharding(out_sharding, len(shapes.out_shape))
+    return lhs, rhs, np.dtype(out_dtype)
+
+
+def _of_whole_sums(sharding: NamedSharding | None) -> NamedSharding | None:
+    """The same, if no parts of the sums are to stay on their devices."""
     if sharding is not None and has_partial_sums(sharding.spec):
         raise ValueError(
             f"out_sharding={sharding.spec} with quantised weights, of whose products no parts of the sums stay on "
             "their devices: leave out its unreduced and reduced axes"
         )
-    order = permutation if lhs.ndim > 1 else permutation[:-2] + permutation[-1:]
-    sharding = _sharding_of_dot(sharding, order, len(permutation))
+    return sharding
 
-    def multiply(*epilogue: jax.Array, form: Form) -> jax.Array:
-        return _permuted(mixed(x, rhs, *epilogue, form=form, kernel=kernel), permutation).reshape(shapes.out_shape)
 
-    of_each = rhs.ndim == len(shapes.out_shape) > 2 and order == tuple(range(rhs.ndim))
-    vector = _vector_of_columns(bias, shapes, of_each)
-    fused = accumulator_dtype(out_dtype) == np.float32 and (vector is None) == (bias is None)
-    form = Form(
-        rhs.k, rhs.n, rhs.bits, rhs.group_size, rhs.zeros is not None, fused and alpha is not None,
-        activation if fused else NO_ACTIVATION, np.dtype(out_dtype if fused else np.float32),
+def _form(rhs: QuantizedMatrix, out_dtype: Any, sharding: NamedSharding | None) -> Form:
+    """Of a product without an epilogue."""
+    has_zeros = rhs.zeros is not None
+    return Form(
+        rhs.k, rhs.n, rhs.bits, rhs.group_size, has_zeros, False, NO_ACTIVATION, np.dtype(out_dtype),
         out_sharding=sharding,
     )  # fmt: skip
-    if not fused:
-        return apply_epilogue(multiply(form=form), alpha, bias, activation).astype(out_dtype)
-    return multiply(*(value for value in (alpha, vector) if value is not None), form=form)
 
 
 def dot_general_quantized(
@@ -209,17 +228,30 @@ def dot_general_quantized(
             "rhs.dequantize() for any other product"
         )
     rows = [d for d in range(lhs.ndim) if d not in (*lhs_batch, *lhs_contract)]
-    x = _permuted(lhs, (*(lhs_batch[rhs_batch.index(d)] for d in leading), *rows, *lhs_contract))
+    x = permuted(lhs, (*(lhs_batch[rhs_batch.index(d)] for d in leading), *rows, *lhs_contract))
     shape = (*x.shape[:-1], rhs.n)
     order = (*rhs_batch, *range(len(leading), len(shape)))
-    sharding = _sharding_of_dot(out_sharding, order, len(shape))
-    if leading and len(rows) != 1:  # of which matmul takes one dimension, so that it can't be told of theirs
-        x = x.reshape(*x.shape[: len(leading)], math.prod(lhs.shape[d] for d in rows), x.shape[-1])
-        out = matmul(x, rhs, preferred_element_type=preferred, kernel=kernel).reshape(shape)
-        out = out if sharding is None else jax.reshard(out, sharding)
-    else:
-        out = matmul(x, rhs, preferred_element_type=preferred, out_sharding=sharding, kernel=kernel)
-    return _permuted(out, order)
+    return permuted(matmul_of_rows(x, rhs, preferred, sharding_of_dot(out_sharding, order, len(shape)), kernel), order)
+
+
+def matmul_of_rows(
+    x: jax.Array, rhs: QuantizedMatrix, preferred: Any, out_sharding: NamedSharding | None, kernel: str | None
+) -> jax.Array:
+    """Tokens (batch..., rows..., K), of any number of dimensions of rows and batch dimensions that may be 1, times
+    quantised weights (batch..., K, N): (batch..., rows..., N).
+    """
+    check_mixed_name(kernel)
+    x, rhs, out_dtype = _with_quantised(x, rhs, preferred)
+    batch = rhs.ndim - 2
+    sharding = _of_whole_sums(out_sharding)
+    has_rows = x.ndim > batch + 1
+    if not has_rows:
+        x = lax.expand_dims(x, (batch,))
+        sharding = sharding_of_dot(sharding, (*range(batch), batch + 1), batch + 2)
+    x = _ordered(jnp.broadcast_to(x, (*rhs.shape[:batch], *x.shape[batch:])), rhs, batch)
+    form = _form(rhs, out_dtype if accumulator_dtype(out_dtype) == np.float32 else np.float32, sharding)
+    out = mixed(x, rhs, form=form, kernel=kernel).astype(out_dtype)
+    return out if has_rows else lax.squeeze(out, (batch,))
 
 
 def _in_batches(lhs: jax.Array, rhs: QuantizedMatrix) -> tuple[jax.Array, QuantizedMatrix, tuple[int, ...]]:
@@ -235,13 +267,18 @@ def _in_batches(lhs: jax.Array, rhs: QuantizedMatrix) -> tuple[jax.Array, Quanti
     own = [offset + i for i in range(len(batch)) if i not in shared]
     order = (*own, *(i for i in range(len(leading) + 2) if i not in own))
     weights = jax.tree.map(lambda leaf: lax.squeeze(leaf, shared), rhs)
-    x = _permuted(jnp.broadcast_to(rows, (*leading, *rows.shape[-2:])), order)
-    if weights.permutation is not None:
-        gather = functools.partial(jnp.take, axis=-1)
-        for _ in own:
-            gather = jax.vmap(gather)
-        x = gather(x, weights.permutation)
-    return x, weights, tuple(order.index(i) for i in range(len(order)))
+    x = permuted(jnp.broadcast_to(rows, (*leading, *rows.shape[-2:])), order)
+    return _ordered(x, weights, len(own)), weights, tuple(order.index(i) for i in range(len(order)))
+
+
+def _ordered(x: jax.Array, weights: QuantizedMatrix, batch: int) -> jax.Array:
+    """Tokens with as many batch dimensions as the weights have, and K in the order of their groups."""
+    if weights.permutation is None:
+        return x
+    gather = functools.partial(jnp.take, axis=-1)
+    for _ in range(batch):
+        gather = jax.vmap(gather)
+    return gather(x, weights.permutation)
 
 
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
@@ -316,7 +353,7 @@ def _vector_of_columns(bias: jax.Array | None, shapes: MatmulShapes, of_each: bo
     return vector if str(vector.dtype) in BIAS_DTYPES else vector.astype(np.float32)
 
 
-def _sharding_of_dot(sharding: NamedSharding | None, order: tuple[int, ...], ndim: int) -> NamedSharding | None:
+def sharding_of_dot(sharding: NamedSharding | None, order: tuple[int, ...], ndim: int) -> NamedSharding | None:
     """The sharding of an array of so many dimensions, of which those in ``order`` are an array of this one."""
     if sharding is None or order == tuple(range(ndim)):
         return sharding
@@ -326,45 +363,5 @@ def _sharding_of_dot(sharding: NamedSharding | None, order: tuple[int, ...], ndi
     return sharding.update(spec=PartitionSpec(*parts, unreduced=spec.unreduced, reduced=spec.reduced))
 
 
-def _permuted(out: jax.Array, permutation: tuple[int, ...]) -> jax.Array:
+def permuted(out: jax.Array, permutation: tuple[int, ...]) -> jax.Array:
     return out if permutation == tuple(range(out.ndim)) else lax.transpose(out, permutation)
-
-
-@functools.lru_cache(maxsize=256)
-def _dot_general_with(kernel: str | None) -> Any:
-    # One function object per kernel: jnp.einsum keys its compilation cache on it.
-    return functools.partial(dot_general, kernel=kernel)
-
-
-def einsum(
-    subscripts: Any,
-    /,
-    *operands: Any,
-    optimize: Any = "auto",
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    out_sharding: Any = None,
-    kernel: str | None = None,
-) -> jax.Array:
-    """``jnp.einsum`` whose contractions are :func:`jaxgemm.dot_general`.
-
-    Args:
-      subscripts, *operands, optimize, out_sharding: as for ``jnp.einsum``.
-      precision, preferred_element_type, kernel: as for :func:`jaxgemm.dot_general`, for every contraction.
-
-    Returns:
-      The array that ``jnp.einsum`` returns.
-
-    Raises:
-      ValueError, TypeError: as ``jnp.einsum`` and :func:`jaxgemm.dot_general` raise them.
-    """
-    check_name(kernel)
-    return jnp.einsum(
-        subscripts,
-        *operands,
-        optimize=optimize,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        _dot_general=_dot_general_with(kernel),
-    )

@@ -242,6 +242,16 @@ def test_operands_that_are_no_jax_arrays() -> None:
     assert jaxgemm.matmul(x, y, bias=1.0).shape == (2, 4)
 
 
+@pytest.mark.parametrize("place", ["lhs", "rhs"])
+def test_masked_arrays_are_refused(place: str) -> None:
+    masked = np.ma.array(np.ones((4, 4), np.float32), mask=np.eye(4))
+    operands = (masked, np.ones((4, 4), np.float32))
+    with pytest.raises(ValueError, match=rf"no masked arrays.*{place}\.filled"):
+        jaxgemm.matmul(*(operands if place == "lhs" else operands[::-1]))
+    with pytest.raises(ValueError, match="masked"):
+        jaxgemm.matmul(*(np.ones((4, 4), np.float32),) * 2, bias=masked)
+
+
 ERRORS: list[tuple[str, Any, Any, dict[str, Any], type[Exception], str]] = [
     ("K", (2, 3), (4, 5), {}, TypeError, r"shape \(2, 3\) with rhs of shape \(4, 5\): K=3 .* not K=4 .*Transpose"),
     ("K of vectors", (3,), (4,), {}, TypeError, r"K=3 \(last dimension of lhs\) is not K=4 \(dimension 0 of rhs\)"),

@@ -18,7 +18,7 @@ from tests.edge_shapes import LAYOUTS, Case, Shape, cases, ragged_case, tiled_wo
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Placement, Result, Trial, exact, faults
 from tests.gpu.support import INFO
-from tests.values import DTypes, integers, is_float, modes
+from tests.values import EXACT_ALPHA, DTypes, integers, is_float, modes, rounded
 
 PLACEMENTS = (
     Placement(),
@@ -170,3 +170,18 @@ def assert_all_right(emulated: Emulator, kernel: str, dtypes: DTypes, trials: It
 
     failures = [text for text in in_parallel(failure, trials) if text]
     assert not failures, f"{len(failures)} trials failed:\n" + "\n\n".join(failures[:3])
+
+
+def fault_of_biases(emulated: Emulator, info: Any, dtypes: DTypes, precision: str = "default") -> str:
+    """The first fault of products with a bias for each of the batch, "" if there is none: rests, whole tiles, no K."""
+    tile_m, tile_n, tile_k = info.cta_tile
+    for shape in ((3, tile_n + 5, tile_k + 3), (tile_m + 1, 2 * tile_n, tile_k), (tile_m, 16, 0)):
+        trial = Trial(Case(Shape(*shape, "both"), "NN"), precision=precision)
+        lhs, rhs = trial.operands(dtypes, integers)
+        batch, _, n = trial.case.out_shape
+        bias = np.random.default_rng(0).integers(-4, 5, (batch, n)).astype(np.float32)
+        result = trial.run(emulated, info.name, dtypes, lhs, rhs, bias=bias, alpha=EXACT_ALPHA, activation="relu")
+        expected = np.maximum(EXACT_ALPHA * trial.case.product(lhs, rhs) + bias[:, None], 0)
+        if found := faults(result, rounded(expected, dtypes[2])):
+            return f"{trial.command(info.name, dtypes)} with a bias for each of the batch\n{found}"
+    return ""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.edge_shapes import Case, Shape, deep_shape
-from tests.emulated.support import in_parallel, placements
+from tests.emulated.support import fault_of_biases, in_parallel, placements
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Result, Trial, run
 from tests.gpu.support import first_floating, floating, over_modes
@@ -21,9 +21,7 @@ from tests.values import (
     Epilogue,
     epilogue_error_ratio,
     epilogue_operands,
-    integers,
     judged_at,
-    rounded,
 )
 
 
@@ -65,15 +63,7 @@ def test_epilogue(emulated: Emulator, info: Any, dtypes: DTypes, precision: str,
 
 @over_modes(floating)
 def test_a_bias_for_each_of_the_batch(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
-    tile_m, tile_n, tile_k = info.cta_tile
-    for shape in ((3, tile_n + 5, tile_k + 3), (tile_m + 1, 2 * tile_n, tile_k), (tile_m, 16, 0)):
-        trial = Trial(Case(Shape(*shape, "both"), "NN"), precision=precision)
-        lhs, rhs = trial.operands(dtypes, integers)
-        bias = np.arange(trial.case.out_shape[0] * shape[1], dtype=np.float32).reshape(-1, shape[1]) % 7 - 3
-        result = trial.run(emulated, info.name, dtypes, lhs, rhs, bias=bias, alpha=0.5, activation="relu")
-        assert result.run.clean, f"{shape}: {result.run}"
-        exact = np.maximum(0.5 * trial.case.product(lhs, rhs) + bias[:, None], 0)
-        np.testing.assert_array_equal(result.out, rounded(exact, dtypes[2]), f"{shape}")
+    assert not fault_of_biases(emulated, info, dtypes, precision)
 
 
 @over_modes(first_floating)

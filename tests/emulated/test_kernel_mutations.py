@@ -19,6 +19,7 @@ from tests.emulated.support import (
     CLUSTER_SPLIT,
     affordable,
     cluster_shape,
+    fault_of_biases,
     fitting,
     in_parallel,
     tail_trials,
@@ -95,7 +96,10 @@ def fault_of(emulator: Emulator, info: KernelInfo) -> str:
         result, expected = try_integers(emulator, info.name, info.dtypes[0], trial)
         if found := faults(result, expected):
             return f"{trial.command(info.name, info.dtypes[0])}\n{found}"
-    return fault_of_activation(emulator, info)
+    if found := fault_of_activation(emulator, info):
+        return found
+    floating = [dtypes for dtypes in info.dtypes if is_float(dtypes[2])]
+    return fault_of_biases(emulator, info, floating[0]) if floating else ""
 
 
 def fault_of_activation(emulator: Emulator, info: KernelInfo) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import jaxgemm
+import jaxgemm.formats
 from tests.helpers import integers, struct
 from tests.works_with.support import assert_exact, assert_ours, every_dtype, sparse
 
@@ -73,3 +74,33 @@ def test_attention_of_einsums(rng: np.random.Generator) -> None:
         wanted = jax.jit(own)(x, w)
     assert_exact(jax.jit(ours)(x, w), wanted)
     assert_ours(ours, x, w)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "x", "weights"),
+    [
+        ("bsd,df->bsf", (2, 7, 64), (64, 48)),
+        ("df,bsd->sbf", (2, 7, 64), (64, 48)),
+        ("ebcd,edf->ebcf", (4, 2, 3, 64), (4, 64, 48)),  # experts
+        ("bsd,edf->ebsf", (2, 7, 64), (4, 64, 48)),  # all experts for all tokens
+    ],
+)
+def test_quantised_weights(
+    subscripts: str, x: tuple[int, ...], weights: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    """Of 4 bits, in either order: with whole numbers, exact."""
+    tokens = integers(rng, x, "bfloat16", bound=3)
+    scales = jnp.ones((*weights[:-2], weights[-2] // 32, weights[-1]), jnp.bfloat16)
+    codes = jnp.asarray(rng.integers(0, 16, weights), jnp.uint8)
+    matrix = jaxgemm.formats.from_codes(codes, scales, group_size=32)
+    first = subscripts.startswith("df")
+
+    def run(tokens: jax.Array, matrix: Any) -> jax.Array:
+        operands = (matrix, tokens) if first else (tokens, matrix)
+        return jaxgemm.einsum(subscripts, *operands, preferred_element_type=np.float32)
+
+    dense = (np.asarray(codes, np.float64) - 8, np.asarray(tokens, np.float64))
+    wanted = np.einsum(subscripts, *(dense if first else dense[::-1]))
+    np.testing.assert_array_equal(jax.jit(run)(tokens, matrix), wanted)
+    text = jax.jit(run).trace(tokens, matrix).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @jaxgemm_mixed(") == 1
