@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental import compute_on
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgemm
 from jaxgemm._native import GEMM_TARGET, MIXED_TARGET
-from tests.compiled import Program, bf16, can_compile, compiled, mesh_of, on_mesh, quantized, with_gradients
+from tests.compiled import OPTIONS, Program, bf16, can_compile, compiled, mesh_of, on_mesh, quantized, with_gradients
 from tests.helpers import struct
 
 pytestmark = pytest.mark.skipif(
@@ -130,6 +131,48 @@ def test_an_epilogue_is_in_the_call(kind: str, activation: str | None) -> None:
     assert compiled(function, bf16((4, 64, 512)), *rest).launches == {target: 1}
     several = jax.vmap(function, (0, None, None, None))
     assert compiled(several, bf16((4, 64, 512)), *rest).launches == {target: 1}
+
+
+@pytest.mark.parametrize("kind", ["dense", "quantised"])
+def test_a_bias_for_each_of_the_batch_is_in_the_call(kind: str) -> None:
+    """Of one shape for all, of its own for each, by vmap."""
+
+    def function(x: Any, w: Any, bias: Any) -> Any:
+        return jaxgemm.matmul(x, w, bias=bias, activation="relu")
+
+    w = bf16((4, 512, 384)) if kind == "dense" else quantized(512, 384, 4)
+    target = GEMM_TARGET if kind == "dense" else MIXED_TARGET
+    x = bf16((4, 64, 512))
+    for bias, run in (((1, 1, 384), function), ((4, 1, 384), function), ((4, 384), jax.vmap(function))):
+        assert compiled(run, x, w, bf16(bias)).launches == {target: 1}, bias
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "x", "stack"),
+    [
+        ("bsd,df->bsf", (4, 64, 512), ()),
+        ("ecd,edf->ecf", (4, 64, 512), (4,)),
+        ("ebcd,edf->ebcf", (4, 2, 64, 512), (4,)),
+    ],
+)
+def test_einsum_of_quantised_weights_is_one_call(subscripts: str, x: tuple[int, ...], stack: tuple[int, ...]) -> None:
+    program = compiled(functools.partial(jaxgemm.einsum, subscripts), bf16(x), quantized(512, 384, *stack))
+    assert program.launches == {MIXED_TARGET: 1}
+
+
+@pytest.mark.parametrize("kind", ["dense", "quantised"])
+def test_compute_on_the_host_or_another_stream(kind: str) -> None:
+    """JAX lowers what is for the host as for a CPU: there it is XLA's own dot, on a stream of the GPU our kernel."""
+    w = bf16((512, 384)) if kind == "dense" else quantized(512, 384)
+    target = GEMM_TARGET if kind == "dense" else MIXED_TARGET
+    arrays = on_mesh(mesh_of((1,), ("all",)), (bf16((64, 512)), w))
+    compute = getattr(compute_on, "compute_on2", compute_on.compute_on)  # as JAX 0.10 has both
+    for where, calls in (("device_host", 0), ("gpu_stream:1", 1)):
+        run = compute(jaxgemm.matmul, compute_type=where, out_memory_spaces=jax.memory.Space.Device)
+        lowered = jax.jit(lambda x, w, run=run: run(2 * x, w) + 1).lower(*arrays)
+        text = lowered.compile(compiler_options=OPTIONS).as_text() or ""
+        assert text.count(f'custom_call_target="{target}"') == calls, where
+        assert ("dot(" in text) == (calls == 0)
 
 
 @pytest.mark.parametrize(
