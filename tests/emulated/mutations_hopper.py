@@ -71,8 +71,8 @@ _TAKEN = [
     Mutation("wgmma", "nobody waits for the word", "kClusterCtas > 1 && arms", "false", file=TAKEN, tile=CLUSTER),
     Mutation("wgmma", "told before it is written", "tile[slot] = next;\n      ptx::mbarrier_arrive(told[slot]);",
              "ptx::mbarrier_arrive(told[slot]);\n      tile[slot] = next;", file=TAKEN),
-    Mutation("wgmma", "tiles dealt and taken", "taken_from < clusters ? clusters : taken_from", "taken_from",
-             file=SCHEDULE),
+    Mutation("wgmma", "the first tile to take left out", "taken_from < clusters ? clusters : taken_from",
+             "(taken_from < clusters ? clusters : taken_from) + 1", file=SCHEDULE),
     Mutation("wgmma", "counter not cleared", "zero_words(taken, 1, args.stream)", "std::string()"),
 ]  # fmt: skip
 
@@ -155,9 +155,6 @@ _PARTS_OF_K = [
     Mutation("wgmma", "fewer clusters than tiles that they share", "schedule.in_cluster ? clusters : 1", "1"),
     Mutation("wgmma", "a consumer missing where a tile is shared",
              "if (shared_in_cluster(partial)) all_consumers_meet();", "", tile=TURNS),
-    Mutation("wgmma", "every cluster shares a tile",
-             "in_cluster && blockIdx.x < units - static_cast<unsigned>(split.whole)", "in_cluster", file=SCHEDULE,
-             tile=TURNS),
     Mutation("wgmma", "partial sums of one row", "+ element.row) * kStride", ") * kStride", file=SUMS_OUT,
              tile=CLUSTER),
     Mutation("wgmma", "every part of a cluster's K from the beginning", "part * split.depth", "part * 0",

@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -82,7 +82,7 @@ def in_parallel(function: Callable[[_Item], _Answer], items: Iterable[_Item]) ->
         return list(pool.map(function, items))
 
 
-def tail_trials(info: Any, precision: str = "default") -> list[Trial]:
+def tail_trials(info: Any, precision: str = "default", layouts: Sequence[str] = LAYOUTS) -> list[Trial]:
     """Whole tiles for CTAs that stay, and K of those that are left over split over a cluster, or for a second kernel:
     one tile, and more than the emulated multiprocessors have clusters. Ragged ones, of a batch, with shared operands.
     Whole tiles only, several to a CTA, where a kernel does not split K. And tiles that are taken by who has time.
@@ -100,7 +100,7 @@ def tail_trials(info: Any, precision: str = "default") -> list[Trial]:
     place = Placement(multiple=16)
     return [
         Trial(
-            Case(shape, LAYOUTS[i % len(LAYOUTS)]),
+            Case(shape, layouts[i % len(layouts)]),
             place,
             Schedule(SEEDS[i]),
             precision=precision,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxgemm._choose import NO_SPLIT
 from tests.edge_shapes import Case, Shape, deep_shape, long_shape
 from tests.emulated import mixed
 from tests.emulated.mutation import LAYOUTS, Mutation
@@ -23,13 +24,12 @@ from tests.emulated.support import (
     fitting,
     in_parallel,
     tail_trials,
-    try_integers,
 )
 from tests.emulator.build import CUDA, build_variants
 from tests.emulator.conflicts import budget_trials, conflict_ratios, read_budget
 from tests.emulator.library import Emulator, KernelInfo, Schedule
-from tests.emulator.problem import Placement, Trial, exact, faults
-from tests.values import EXACT_ALPHA, float32_extremes, integers, is_float, modes, product_error_ratio, rounded
+from tests.emulator.problem import Placement, Result, Trial, exact, faults
+from tests.values import EXACT_ALPHA, DTypes, float32_extremes, integers, is_float, modes, product_error_ratio, rounded
 
 _PLACEMENTS = (
     Placement(),
@@ -67,6 +67,14 @@ def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
             yield trial, (turn + i) % 2 == 1
 
 
+def run_of_mutant(
+    trial: Trial, emulator: Emulator, info: KernelInfo, dtypes: DTypes, lhs: Any, rhs: Any, **epilogue: Any
+) -> Result:
+    """A trial, of a layout that mutants have: with another one all of them would seem to be caught."""
+    assert trial.case.layout in LAYOUTS
+    return trial.run(emulator, info.name, dtypes, lhs, rhs, **epilogue)
+
+
 def fault_of(emulator: Emulator, info: KernelInfo) -> str:
     """The first fault of a kernel, "" if there is none."""
     if info.bits:
@@ -87,13 +95,15 @@ def fault_of(emulator: Emulator, info: KernelInfo) -> str:
                 epilogue |= {"bias": np.arange(trial.case.shape.n, dtype=np.float32) % 5, "activation": "relu"}
                 scaled = np.maximum(scaled + epilogue["bias"], 0)
             expected = rounded(scaled, dtypes[2])
-        result = trial.run(emulator, info.name, dtypes, lhs, rhs, **epilogue)
+        result = run_of_mutant(trial, emulator, info, dtypes, lhs, rhs, **epilogue)
         assert not result.run.refused
         if found := faults(result, expected):
             fusing = f" with {', '.join(epilogue)}" if epilogue else ""
             return f"{i + 1} of {len(taken)}: {trial.command(info.name, dtypes)}{fusing}\n{found}"
-    for trial in tail_trials(info) if info.family == "wgmma" else ():
-        result, expected = try_integers(emulator, info.name, info.dtypes[0], trial)
+    for trial in tail_trials(info, layouts=LAYOUTS) if info.family == "wgmma" else ():
+        lhs, rhs = trial.operands(info.dtypes[0], integers)
+        expected = exact(trial.case, lhs, rhs, info.dtypes[0][2])
+        result = run_of_mutant(trial, emulator, info, info.dtypes[0], lhs, rhs)
         if found := faults(result, expected):
             return f"{trial.command(info.name, info.dtypes[0])}\n{found}"
     if found := fault_of_activation(emulator, info):
@@ -108,11 +118,11 @@ def fault_of_activation(emulator: Emulator, info: KernelInfo) -> str:
     if not is_float(dtypes[2]):
         return ""
     tile_m, tile_n, tile_k = info.cta_tile
-    trial = Trial(Case(Shape(tile_m, 2 * tile_n, tile_k), "NT"))
+    trial = Trial(Case(Shape(tile_m, 2 * tile_n, tile_k), LAYOUTS[0]))
     lhs, rhs = trial.operands(dtypes, integers)
     sums = trial.case.product(lhs, rhs)
     expected = sums / (1 + np.exp(-np.clip(sums, -80, 80)))
-    result = trial.run(emulator, info.name, dtypes, lhs, rhs, activation="silu")
+    result = run_of_mutant(trial, emulator, info, dtypes, lhs, rhs, activation="silu")
     off = np.abs(result.out.astype(np.float64) - expected)
     if not result.run.clean or not (off <= 2.0**-8 * np.abs(expected) + 1e-6).all():
         return f"{info.name} silu {trial.case}: {result.run} off by {off.max():.3g}"
@@ -130,11 +140,12 @@ def fault_of_float32(emulator: Emulator, info: KernelInfo) -> str:
         sizes_tried.append({"m": shared.m, "n": shared.n, "k": shared.k})
     for sizes in sizes_tried:
         pairs += [(name, x) for name, x in float32_extremes(np.random.default_rng(0), **sizes).items() if name in some]
-    for name, (lhs, rhs) in pairs:
+    # What the model splits is finished by a kernel that mutants share.
+    whole = (NO_SPLIT,) if info.split_k and info.family != "wgmma" else ()
+    for (name, (lhs, rhs)), asked in itertools.product(pairs, (None, *whole)):
         shape = Shape(lhs.shape[0], rhs.shape[1], lhs.shape[1])
-        split = CLUSTER_SPLIT if shape == shared else None
-        trial = Trial(Case(shape, "NN"), precision="highest", split=split)
-        result = trial.run(emulator, info.name, info.dtypes[0], lhs, rhs)
+        trial = Trial(Case(shape, "NN"), precision="highest", split=CLUSTER_SPLIT if shape == shared else asked)
+        result = run_of_mutant(trial, emulator, info, info.dtypes[0], lhs, rhs)
         ratio = product_error_ratio(trial.case, result.out, (lhs, rhs), info.dtypes[0])
         if not result.run.clean or ratio > 1:
             return f"{info.name} {name} {trial.case}: {result.run} error {ratio:.3g} times its bound"
@@ -147,18 +158,19 @@ def fault_of_rounding(emulator: Emulator, info: KernelInfo) -> str:
     """
     rng = np.random.default_rng(0)
     lhs, rhs = (rng.standard_normal(shape, np.float32) for shape in ((35, 1), (1, 37)))
-    result = Trial(Case(Shape(35, 37, 1), "NN"), precision="highest").run(emulator, info.name, info.dtypes[0], lhs, rhs)
+    single = Trial(Case(Shape(35, 37, 1), "NN"), precision="highest")
+    result = run_of_mutant(single, emulator, info, info.dtypes[0], lhs, rhs)
     if found := faults(result, lhs * rhs):
         return f"{info.name} one product: {found}"
     if info.family == "wgmma":  # rounds both parts of an operand: their sum is one unit in the last place off at most
         lhs, one = rng.uniform(1, 2, (35, 40)).astype(np.float32), np.eye(40, dtype=np.float32)
         parts = Trial(Case(Shape(35, 40, 40), "NN"), precision="highest")
-        off = np.abs(parts.run(emulator, info.name, info.dtypes[0], lhs, one).out - lhs).max()
+        off = np.abs(run_of_mutant(parts, emulator, info, info.dtypes[0], lhs, one).out - lhs).max()
         if not off <= 2.0**-23:
             return f"{info.name}: parts that are {off * 2**23:.3g} units off"
     lhs, rhs = (rng.uniform(1, 2, shape).astype(np.float32) for shape in ((35, 400), (400, 37)))
     trial = Trial(Case(Shape(35, 37, 400), "NN"))
-    out = trial.run(emulator, info.name, info.dtypes[0], lhs, rhs).out
+    out = run_of_mutant(trial, emulator, info, info.dtypes[0], lhs, rhs).out
     error = float((out / trial.case.product(lhs, rhs) - 1).mean()) * 2.0**10
     return "" if abs(error) < 0.1 else f"{info.name}: mean error {error:.3g} units of TF32"
 
