@@ -85,7 +85,8 @@ def in_parallel(function: Callable[[_Item], _Answer], items: Iterable[_Item]) ->
 def tail_trials(info: Any, precision: str = "default", layouts: Sequence[str] = LAYOUTS) -> list[Trial]:
     """Whole tiles for CTAs that stay, and K of those that are left over split over a cluster, or for a second kernel:
     one tile, and more than the emulated multiprocessors have clusters. Ragged ones, of a batch, with shared operands.
-    Whole tiles only, several to a CTA, where a kernel does not split K. And tiles that are taken by who has time.
+    Whole tiles only, several to a CTA, where a kernel does not split K. And tiles that are taken by who has time. Once
+    on so many multiprocessors that there are more clusters than tiles whose K is split.
     """
     tile_m, tile_n, tile_k = info.cta_tile
     rows = tile_m * info.cluster_ctas + 3
@@ -102,7 +103,7 @@ def tail_trials(info: Any, precision: str = "default", layouts: Sequence[str] = 
         Trial(
             Case(shape, layouts[i % len(layouts)]),
             place,
-            Schedule(SEEDS[i]),
+            Schedule(SEEDS[i], multiprocessors=12 if i == 2 else Schedule.multiprocessors),
             precision=precision,
             split=split if info.split_k or split[1] == 1 else NO_SPLIT,
         )

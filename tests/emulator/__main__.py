@@ -183,6 +183,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--misaligned", default="", help=f"start one element past an aligned address: {','.join(ARRAYS)}"
     )
     parser.add_argument("--workers", type=_at_least(1), default=1, help="OS threads that run CTAs")
+    parser.add_argument("--multiprocessors", type=_at_least(1), default=Schedule.multiprocessors)
     parser.add_argument("--conflicts", action="store_true", help="count bank conflicts by line of code")
     parser.add_argument("--library", type=Path, help="a build of the emulator other than this tree's")
     parser.add_argument("--list", action="store_true", help="list the kernels")
@@ -213,7 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
         trial = Trial(
             Case(Shape(*options.sizes, options.batch), options.layout),
             Placement(options.multiple, options.gap, _names(options.misaligned, ARRAYS)),
-            Schedule(options.seed, options.workers, options.conflicts, latency),
+            Schedule(options.seed, options.workers, options.conflicts, latency, options.multiprocessors),
             options.data_seed,
             options.precision,
             options.split,

@@ -30,7 +30,7 @@ class _Operand(ctypes.Structure):
 class _Schedule(ctypes.Structure):
     _fields_ = [
         ("seed", ctypes.c_uint64), ("workers", ctypes.c_int32), ("conflicts", ctypes.c_int32),
-        ("latency", ctypes.c_int32 * len(ENGINES)),
+        ("latency", ctypes.c_int32 * len(ENGINES)), ("multiprocessors", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -59,12 +59,15 @@ class Schedule:
       conflicts: whether bank conflicts of plain loads and stores are counted; ldmatrix' always are.
       latency: by name of :data:`ENGINES`, one of :data:`LATENCIES`. What is missing follows from the seed: over the
         seeds every engine is prompt, random and slow, in all combinations.
+      multiprocessors: that the device says it has: so few that CTAs that stay have several tiles each, and not all as
+        many.
     """
 
     seed: int = 0
     workers: int = 1
     conflicts: bool = False
     latency: dict[str, str] = field(default_factory=dict)
+    multiprocessors: int = 3
 
     def native(self) -> _Schedule:
         drawn = [self.seed // 3**i % 3 for i in range(len(ENGINES))]
@@ -73,7 +76,8 @@ class Schedule:
             LATENCIES.index(self.latency[name]) if name in self.latency else 2 - drawn[i]
             for i, name in enumerate(ENGINES)
         ]
-        return _Schedule(self.seed, self.workers, self.conflicts, (ctypes.c_int32 * len(ENGINES))(*chosen))
+        latency = (ctypes.c_int32 * len(ENGINES))(*chosen)
+        return _Schedule(self.seed, self.workers, self.conflicts, latency, self.multiprocessors)
 
 
 @dataclass(frozen=True)

@@ -217,11 +217,11 @@ class Trial:
             "misaligned": ",".join(self.placement.misaligned), "precision": self.precision,
             "seed": self.schedule.seed, "data-seed": self.data_seed,
             "slow": ",".join(name for name, speed in latency.items() if speed == "slow"),
-            "split": ",".join(map(str, self.split or ())),
+            "split": ",".join(map(str, self.split or ())), "multiprocessors": self.schedule.multiprocessors,
         }  # fmt: skip
         plain = {
             "batch": "none", "multiple": 1, "gap": 0, "misaligned": "", "precision": "default", "slow": "", "seed": 0,
-            "data-seed": 0, "split": "",
+            "data-seed": 0, "split": "", "multiprocessors": Schedule.multiprocessors,
         }  # fmt: skip
         words = [f"--{name} {value}" for name, value in options.items() if plain.get(name) != value]
         return f"python -m tests.emulator {kernel} {shape.m} {shape.n} {shape.k} {' '.join(words)}"

@@ -46,7 +46,7 @@ std::string findings_json(const emu::Session& session) {
 
 // EmuSchedule as the core has it.
 emu::Schedule to_schedule(const EmuSchedule& from) {
-  emu::Schedule schedule = {from.seed, from.workers, from.conflicts != 0, {}};
+  emu::Schedule schedule = {from.seed, from.workers, from.conflicts != 0, {}, from.multiprocessors};
   for (size_t i = 0; i < std::size(schedule.latency); ++i) {
     schedule.latency[i] = static_cast<emu::Latency>(from.latency[i]);
   }

@@ -24,6 +24,7 @@ struct EmuSchedule {
   uint64_t seed;
   int32_t workers, conflicts;
   int32_t latency[4];  // emu::Latency by emu::Engine
+  int32_t multiprocessors;
 };
 
 struct EmuRequest {

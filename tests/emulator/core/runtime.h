@@ -26,6 +26,9 @@ void* shared_memory();
 // One vector access of the thread at `from`, then one at `to`. GPUs fault on a misaligned vector.
 EMU_NOINLINE void copy_vector(void* to, const void* from, size_t bytes);
 
+// As the schedule of the run says.
+int multiprocessors();
+
 // cudaLaunchKernelEx. Returns "" or why the launch is refused.
 std::string launch(unsigned ctas, int threads, int smem_bytes, int cluster_ctas, int smem_limit_bytes,
                    void (*entry)(void*), void* params, size_t params_bytes);

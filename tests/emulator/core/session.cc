@@ -137,6 +137,8 @@ void Session::launch(const LaunchShape& of, void (*kernel)(void*), void* kernel_
   for (std::thread& helper : helpers) helper.join();
 }
 
+int multiprocessors() { return host_session()->schedule.multiprocessors; }
+
 std::string launch(unsigned ctas, int threads, int smem_bytes, int cluster_ctas, int smem_limit_bytes,
                    void (*entry)(void*), void* params, size_t params_bytes) {
   constexpr int kMaxThreads = 1024, kMaxClusterCtas = 8;

@@ -32,6 +32,7 @@ struct Schedule {
   int workers = 1;  // OS threads
   bool conflicts = false;
   Latency latency[4] = {};  // by Engine
+  int multiprocessors = 3;
 };
 
 struct LaunchShape {

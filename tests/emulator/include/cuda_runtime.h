@@ -229,8 +229,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return emu::last_error().empty() ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Three multiprocessors: CTAs that stay have several tiles each, and not all as many. For a grid of more than a
-// cluster, as many as it has CTAs, or one fewer.
+// Of three multiprocessors, whatever the schedule says, as kernels keep the answer. For a grid of more than a cluster,
+// as many as it has CTAs, or one fewer.
 template <class... Params>
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*)(Params...), const cudaLaunchConfig_t* config) {
   constexpr int kFew = 3;
@@ -245,7 +245,7 @@ inline cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 3;
+  *value = emu::multiprocessors();
   return cudaSuccess;
 }
 
