@@ -25,6 +25,7 @@
 
 #include "gemm.h"
 #include "select_mixed.h"
+#include "tile/padding.h"
 
 namespace jaxgemm {
 namespace {
@@ -126,6 +127,30 @@ int split_rows(const KernelInfo& info, const Problem& p) {
   return rows(p.lhs, p.lhs_dtype, info.cta_tile.m) + rows(p.rhs, p.rhs_dtype, info.cta_tile.n / info.cluster_ctas);
 }
 
+// What a k-tile takes without a pipeline (sm80::Mainloop::run_any), and each of its loads: fitted to tiles of 64 x 64
+// and 64 x 128 on an H100, at 64 x 32 x 61 to 197 1.6 and 1.9 us, at 8 x 577 x 128 x 577 3.0, and at 16 x 50257 x 768,
+// with three and two CTAs side by side, 3.7 and 5.5.
+constexpr double kWaitedTileUs = 0.7, kWaitedLoadUs = 2.8e-4;
+
+// How many loads of less than 16 bytes bring a k-tile, where operands lie such that there are no wider ones and are not
+// copied first: a pipelined kernel without TMA then waits for them.
+double waited_loads(const KernelInfo& info, const Problem& p) {
+  if (info.tma || !calibrated(info)) return 0.0;
+  const int64_t bytes = size_bytes(p.lhs_dtype);
+  const auto width = [&](const MatrixView& view) {
+    for (const int64_t wide : {16, 8, 4}) {
+      if (view.ld * bytes % wide == 0 && view.batch_stride * bytes % wide == 0) return wide;
+    }
+    return bytes;
+  };
+  const auto loads = [&](const MatrixView& operand, int rows) -> double {
+    const auto others_fit = [&](const MatrixView& view) { return &view != &operand || width(view) == 16; };
+    const bool copied = Padding(p, info.cta_tile, others_fit).workspace_bytes(p) > 0;
+    return copied || width(operand) == 16 ? 0.0 : static_cast<double>(rows * info.cta_tile.k * bytes / width(operand));
+  };
+  return loads(p.lhs, info.cta_tile.m) + loads(p.rhs, info.cta_tile.n);
+}
+
 // What two things take that go on side by side: of which one takes much longer, no more than that one, else more than
 // either. Their 4-norm: with the maximum, tiles of which all wait for DRAM would be equal, and which of them is chosen
 // a matter of rounding.
@@ -139,8 +164,11 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const int64_t share = in_cluster ? ceil_div(shared, clusters_at_once(split.splits)) : ceil_div(ctas, sms);
   const double waves = static_cast<double>(ceil_div(whole, sms));
   const int products = p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest ? 3 : 1;  // 3xTF32
-  const auto k_tile_us = [&, rows = split_rows(info, p), fragments = fragments_us(info, p)](int64_t side_by_side) {
-    return rates.k_tile_us(info, products, rows, side_by_side) + static_cast<double>(side_by_side) * fragments;
+  const auto k_tile_us = [&, rows = split_rows(info, p), fragments = fragments_us(info, p),
+                          waited = waited_loads(info, p)](int64_t side_by_side) {
+    const double us = rates.k_tile_us(info, products, rows, side_by_side), all = static_cast<double>(side_by_side);
+    const bool waits = side_by_side > 0 && waited > 0.0;
+    return std::max(us, waits ? kWaitedTileUs + all * waited * kWaitedLoadUs : 0.0) + all * fragments;
   };
   const double k_tile = static_cast<double>(share / resident) * k_tile_us(resident) + k_tile_us(share % resident);
   const double elements = static_cast<double>(p.batch) * static_cast<double>(p.K) * static_cast<double>(p.M + p.N);

@@ -57,6 +57,23 @@ def test_select_is_total_and_right(rng: np.random.Generator) -> None:
             )
 
 
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k", "layout"),
+    [(8, 197, 32, 197, "NN"), (16, 197, 80, 197, "TN"), (8, 577, 128, 577, "NN"), (1, 100, 50257, 768, "NN")],
+)
+def test_odd_rows_are_copied_for_a_pipeline(batch: int, m: int, n: int, k: int, layout: str) -> None:
+    """mma_multistage would read them where they lie, but wait for every k-tile."""
+    kinds = {"lhs_dtype": "bfloat16", "rhs_dtype": "bfloat16", "out_dtype": "bfloat16"}
+    assert _core.select(problem(m, n, k, batch=batch, layout=layout, **kinds)).startswith("wgmma:")
+
+
+def test_waiting_for_narrow_loads_is_estimated() -> None:
+    """A row that is one element longer than a multiple of 16 bytes, of an operand that one CTA reads."""
+    kinds = {"lhs_dtype": "bfloat16", "rhs_dtype": "bfloat16", "out_dtype": "bfloat16"}
+    cost = {k: _core.estimated_cost("mma_multistage:64x64x64", problem(64, 32, k, **kinds)) for k in (248, 249, 250)}
+    assert cost[248] + 1 < cost[250] < cost[249]
+
+
 @pytest.mark.parametrize("sizes", [(4096, 2048), (300, 300), (1, 17)])
 def test_few_products_are_left_to_float32s_own_instructions(sizes: tuple[int, int]) -> None:
     for k in (0, 1, _core.FEW_PRODUCTS):
