@@ -67,6 +67,13 @@ def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
             yield trial, (turn + i) % 2 == 1
 
 
+def parts_trials(info: KernelInfo) -> list[Trial]:
+    """K in two parts of several k-tiles each, whatever the model would do, where a second kernel adds up the sums."""
+    tile_m, tile_n, tile_k = info.cta_tile
+    shape = Shape(tile_m, tile_n + 8, 5 * tile_k)
+    return [Trial(Case(shape, layout), split=(0, 2)) for layout in LAYOUTS] if info.split_k else []
+
+
 def run_of_mutant(
     trial: Trial, emulator: Emulator, info: KernelInfo, dtypes: DTypes, lhs: Any, rhs: Any, **epilogue: Any
 ) -> Result:
@@ -100,7 +107,7 @@ def fault_of(emulator: Emulator, info: KernelInfo) -> str:
         if found := faults(result, expected):
             fusing = f" with {', '.join(epilogue)}" if epilogue else ""
             return f"{i + 1} of {len(taken)}: {trial.command(info.name, dtypes)}{fusing}\n{found}"
-    for trial in tail_trials(info, layouts=LAYOUTS) if info.family == "wgmma" else ():
+    for trial in tail_trials(info, layouts=LAYOUTS) if info.family == "wgmma" else parts_trials(info):
         lhs, rhs = trial.operands(info.dtypes[0], integers)
         expected = exact(trial.case, lhs, rhs, info.dtypes[0][2])
         result = run_of_mutant(trial, emulator, info, info.dtypes[0], lhs, rhs)
