@@ -15,6 +15,7 @@ from jax import lax
 from jax._src.internal_test_util import test_harnesses
 
 from benchmarks.trees import EVIDENCE_TREES
+from jaxgemm._target import PORTABLE_SM
 from tests.jax_suite import OUTCOMES, REPORT, SUITES, difference, in_place, installed, runs
 
 SQUARE = np.ones((3, 3), np.float32)
@@ -48,7 +49,7 @@ def test_in_place(name: str) -> None:
 @pytest.mark.parametrize("name", MADE_OF_IT)
 def test_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX's primitive stays in the jaxpr; for a GPU, it is lowered to a kernel."""
-    monkeypatch.setattr("jaxgemm._install.target_sm", lambda: 90)
+    monkeypatch.setattr("jaxgemm._install.target_sm", lambda: PORTABLE_SM)  # what it is lowered for here
 
     def program() -> str:
         function = jax.jit(lambda x, y: MADE_OF_IT[name](x, y))
