@@ -29,6 +29,12 @@ def cuda_devices() -> list[jax.Device]:
         return []
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of ``-n auto``: as many as a GPU of 80 GB has room for, at most."""
+    return min(8, len(os.sched_getaffinity(0)))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Workers share the cores: in each of them NumPy, which computes the references, would else start a thread for every
     # core when it is imported, which a plugin may do before the worker comes here. So they inherit this.
