@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import plot
@@ -20,7 +20,7 @@ from benchmarks.limits import LIMITS
 from benchmarks.mixed_tables import int4_page, load_mixed, mixed_device_page
 from benchmarks.results import Document, Row, geomean, problem_of, validate
 from benchmarks.rungs import NOTHING_YET, inject, ladder_page
-from benchmarks.shapes import LADDER_MORE_SIZES, LADDER_SIZE, dense_groups
+from benchmarks.shapes import LADDER_MORE_SIZES, LADDER_SIZE, Problem, Suite, dense_groups, random_groups
 from benchmarks.sharded_file import PAGE, load_sharded, sharded_page
 from benchmarks.tables import (
     DETAIL_HEADER,
@@ -47,22 +47,31 @@ def readme_section(documents: Sequence[Document]) -> str:
     return "\n\n".join(parts) if parts else NOTHING_YET
 
 
-def dense_rows(document: Document) -> dict[str, list[Row]]:
-    """Rows of the dense suite by the groups that were measured."""
-    dense = {problem_of(row): row for row in document["rows"] if row["suite"] == "dense"}
+GROUPED: dict[Suite, Callable[[], dict[str, list[Problem]]]] = {"dense": dense_groups, "random": random_groups}
+"""The suites whose results are averaged over groups."""
+
+
+def grouped_rows(document: Document, suite: Suite) -> dict[str, list[Row]]:
+    """Rows of a suite by the groups that were measured."""
+    measured = {problem_of(row): row for row in document["rows"] if row["suite"] == suite}
     groups = {
-        name: [dense[problem] for problem in problems if problem in dense] for name, problems in dense_groups().items()
+        name: [measured[problem] for problem in problems if problem in measured]
+        for name, problems in GROUPED[suite]().items()
     }
     return {name: rows for name, rows in groups.items() if rows}
 
 
 def dense_section(documents: Sequence[Document]) -> str:
-    """What stands in the README about the dense suite."""
+    """What stands in the README about the dense suite and the random one."""
     parts = []
     for document in documents:
         lines = [
-            [name, str(len(ratios)), f"{geomean(ratios):.2f}", f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
-            for name, rows in dense_rows(document).items()
+            [
+                name if suite == "dense" else f"{suite}: {name}",
+                *(str(len(ratios)), f"{geomean(ratios):.2f}", f"{min(ratios):.2f}", f"{max(ratios):.2f}"),
+            ]
+            for suite in GROUPED
+            for name, rows in grouped_rows(document, suite).items()
             if (ratios := [ratio for row in rows if (ratio := of_peer(row, "jnp")) is not None])
         ]
         if lines:
@@ -83,12 +92,18 @@ def device_page(document: Document) -> str:
         "first.",
         "Sources: " + ", ".join(f"`{name}/` is tree `{sha}`" for name, sha in document["trees"].items()) + ".",
     ]
-    if groups := dense_rows(document):
-        header = ["group", "problems", *(f"speed / {name}" for name in PEER_NAMES.values())]
-        means = [[name, str(len(rows)), *geomeans(rows)] for name, rows in groups.items()]
-        parts += ["## Dense", "The kernel that jaxgemm chooses. Geometric means:", table(header, means)]
-        for name, rows in groups.items():
-            parts += [f"### {name}", table(DETAIL_HEADER, [detail_row(row, device) for row in rows])]
+    for suite in GROUPED:
+        if groups := grouped_rows(document, suite):
+            header = ["group", "problems", *(f"speed / {name}" for name in PEER_NAMES.values())]
+            means = [[name, str(len(rows)), *geomeans(rows)] for name, rows in groups.items()]
+            parts += [
+                f"## {suite.capitalize()}",
+                "The kernel that jaxgemm chooses. Geometric means:",
+                table(header, means),
+            ]
+            for name, rows in groups.items():
+                lines = [detail_row(row, device, named=suite == "dense") for row in rows]
+                parts += [f"### {name}", table(DETAIL_HEADER, lines)]
     for size in (LADDER_SIZE, *LADDER_MORE_SIZES):
         for problem, rows in ladder_rows(document, size).items():
             parts += [

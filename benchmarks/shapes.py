@@ -5,8 +5,9 @@ Importing this needs neither JAX nor a GPU; dtypes are NumPy names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 Layout: TypeAlias = Literal["NN", "NT", "TN", "TT"]
 Precision: TypeAlias = Literal["default", "highest"]
 Activation: TypeAlias = Literal["silu", "gelu_tanh", "gelu_erf"]
-Suite: TypeAlias = Literal["ladder", "dense", "int4"]
+Suite: TypeAlias = Literal["ladder", "dense", "random", "int4"]
 DimensionNumbers: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -57,8 +58,9 @@ class Problem:
         batch = f"{self.batch}x" if self.batch > 1 else ""
         dtype = self.lhs_dtype if self.lhs_dtype == self.rhs_dtype else f"{self.lhs_dtype},{self.rhs_dtype}"
         highest = " highest" if self.precision == "highest" else ""
+        out = "" if self.out_dtype == OUT_DTYPES.get(self.lhs_dtype) else f" to {self.out_dtype}"
         epilogue = " bias" * self.bias + (f" {self.activation}" if self.activation else "")
-        return f"{dtype} {batch}{self.m}x{self.n}x{self.k} {self.layout}{highest}{epilogue}"
+        return f"{dtype} {batch}{self.m}x{self.n}x{self.k} {self.layout}{highest}{out}{epilogue}"
 
     @property
     def dtype_label(self) -> str:
@@ -213,6 +215,85 @@ def dense() -> list[Problem]:
     return [problem for group in dense_groups().values() for problem in group]
 
 
+RANDOM_PROBLEMS = 16
+"""In each group of the random suite."""
+_RANDOM_SEED = 0
+_RANDOM_MAX_BYTES, _RANDOM_MAX_FLOPS = 2**31, 2**41
+_TOKENS = (1, 2, 5, 8, 16, 33, 64, 100, 128, 197, 256, 333, 512, 577, 1000, 1500, 2048, 4096)
+_WIDTHS = (384, 768, 896, 1024, 1152, 2048, 2304, 2560, 3072, 3584, 4096, 4864, 5120, 6144, 8192, 14336, 18944)
+_BATCHES = (4, 8, 12, 16, 32, 64, 96, 128, 256, 512)
+_SEQUENCES = (49, 77, 128, 197, 256, 384, 512, 577, 1024)
+_HEADS = (32, 64, 80, 96, 128, 256)
+_EXPERTS = (8, 16, 60, 64)
+_EXPERTS_NK = ((1408, 2048), (2048, 1408), (1536, 5120), (768, 2048), (2048, 768), (4096, 1024), (14336, 4096))
+_SIZES = (3, 77, 80, 100, 160, 192, 333, 577, 1000, 2050, 3002, 4095, 4097, 8191, 50257)
+_RANDOM_DTYPES: tuple[tuple[str, str, Precision], ...] = (
+    *(("bfloat16", "bfloat16", "default"),) * 6,
+    ("bfloat16", "float32", "default"),
+    ("float16", "float16", "default"),
+    ("float32", "float32", "default"),
+    ("float32", "float32", "highest"),
+)
+
+
+def _drawn_layer(rng: random.Random) -> Problem:
+    """A linear layer, with its weights either way, or the gradient by its weights."""
+    m, n, k = rng.choice(_TOKENS), rng.choice(_WIDTHS), rng.choice(_WIDTHS)
+    layouts: tuple[Layout, ...] = ("NN", "NT", "TN")
+    layout = rng.choice(layouts)
+    return problem(k, n, m, layout=layout) if layout == "TN" else problem(m, n, k, layout=layout)
+
+
+def _drawn_attention(rng: random.Random, queries: int | None = None) -> Problem:
+    """Scores, or the values weighted by them, of all heads; of all queries unless it is said how many."""
+    batch, sequence, head = rng.choice(_BATCHES), rng.choice(_SEQUENCES), rng.choice(_HEADS)
+    if rng.random() < 0.5:
+        return problem(queries or sequence, sequence, head, batch=batch, layout="NT")
+    return problem(queries or sequence, head, sequence, batch=batch)
+
+
+def _drawn_experts(rng: random.Random) -> Problem:
+    """A layer of several experts, each with as many tokens."""
+    layouts: tuple[Layout, ...] = ("NN", "NT")
+    n, k = rng.choice(_EXPERTS_NK)
+    return problem(rng.choice(_TOKENS), n, k, batch=rng.choice(_EXPERTS), layout=rng.choice(layouts))
+
+
+def _drawn_sizes(rng: random.Random) -> Problem:
+    """Any sizes, most of them no multiples of a vector."""
+    m, n, k = (rng.choice(_SIZES) for _ in range(3))
+    return problem(m, n, k, batch=rng.choice((1, 1, 4, 16)), layout=rng.choice(LAYOUTS))
+
+
+_DRAWN: dict[str, Callable[[random.Random], Problem]] = {
+    "layers": _drawn_layer,
+    "attention": _drawn_attention,
+    "attention, one query": lambda rng: _drawn_attention(rng, queries=1),
+    "experts": _drawn_experts,
+    "any sizes": _drawn_sizes,
+}
+
+
+def random_groups() -> dict[str, list[Problem]]:
+    """The random suite by what its problems are of: drawn, and so not what anything was tuned for; always the same."""
+    rng = random.Random(_RANDOM_SEED)
+    groups: dict[str, list[Problem]] = {}
+    for name, draw in _DRAWN.items():
+        drawn: dict[Problem, None] = {}
+        while len(drawn) < RANDOM_PROBLEMS:
+            dtype, out_dtype, precision = rng.choice(_RANDOM_DTYPES)
+            found = replace(draw(rng), lhs_dtype=dtype, rhs_dtype=dtype, out_dtype=out_dtype, precision=precision)
+            if found.min_bytes <= _RANDOM_MAX_BYTES and found.flops <= _RANDOM_MAX_FLOPS:
+                drawn[found] = None
+        groups[name] = list(drawn)
+    return groups
+
+
+def random_suite() -> list[Problem]:
+    """The random suite."""
+    return [problem for group in random_groups().values() for problem in group]
+
+
 INT4_BITS = 4
 
 
@@ -298,4 +379,4 @@ AnyProblem: TypeAlias = Problem | MixedProblem
 
 def suite(name: Suite) -> Sequence[AnyProblem]:
     """The problems of a suite, in the order they are run and listed."""
-    return {"ladder": ladder, "dense": dense, "int4": int4}[name]()
+    return {"ladder": ladder, "dense": dense, "random": random_suite, "int4": int4}[name]()

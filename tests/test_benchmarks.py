@@ -67,6 +67,23 @@ def test_ladder_suite_multiplies_float32_at_both_precisions() -> None:
     assert all(problem.m == problem.n == problem.k and problem.layout == "NN" for problem in ladder)
 
 
+def test_random_suite_is_drawn_once_and_for_all() -> None:
+    groups = shapes.random_groups()
+    assert groups == shapes.random_groups()
+    assert {name: len(set(problems)) for name, problems in groups.items()} == dict.fromkeys(groups, 16)
+    assert [problems[0].label for problems in groups.values()] == [
+        "bfloat16 3072x768x577 TN to float32",
+        "bfloat16 128x77x32x77 NN",
+        "bfloat16 512x1x256x77 NN",
+        "bfloat16 8x1000x14336x4096 NT",
+        "bfloat16 50257x3x160 NN",
+    ]
+    drawn = shapes.random_suite()
+    assert len({problem.label for problem in drawn}) == len(drawn)
+    assert {problem.layout for problem in drawn} == set(shapes.LAYOUTS)
+    assert all(problem.min_bytes <= 2**31 and problem.flops <= 2**41 for problem in drawn)
+
+
 @pytest.mark.parametrize(("tf32", "expected"), [(False, ["highest"]), (True, ["default", "highest"])])
 def test_ladder_measures_the_default_of_float32_where_it_is_tf32(tf32: bool, expected: list[str]) -> None:
     info = SimpleNamespace(name="a:1", family="a", dtypes=[("float32",) * 3], layouts=["NN"], tf32=tf32, highest=True)
@@ -128,6 +145,10 @@ def tree(tmp_path: Path) -> Path:
         results.make_row("dense", problem, "fast:2", (50.0, 49.0, 51.0), {"jnp": 100.0}, 0.5)
         for problem in shapes.dense()[:3]
     ]
+    rows += [
+        results.make_row("random", problem, "fast:2", (50.0, 49.0, 51.0), {"jnp": 20.0}, 0.5)
+        for problem in shapes.random_groups()["any sizes"] if problem.precision == "highest"
+    ]  # fmt: skip
     target = tmp_path / "benchmarks" / "results" / "nvidia-h200.json"
     target.parent.mkdir(parents=True)
     target.write_text(results.dumps(document_of(rows)))
@@ -151,9 +172,11 @@ def test_render_writes_tables_and_plot_and_checks_them(tree: Path, capsys: pytes
     fast = next(line for line in readme.splitlines() if "`fast:2`" in line)
     assert fast == "| `fast:2` | bfloat16 | 200.0 | 687 | 400.00 | 50 % | 80 % |"
     assert "| bfloat16 squares | 3 | 2.00 | 2.00 | 2.00 |" in readme
+    assert "| random: any sizes | 2 | 0.40 | 0.40 | 0.40 |" in readme and "random: layers" not in readme
     assert "`fast:1`" not in readme and "| jnp.dot | bfloat16 | 100.0 | 1374 |" in readme
     page = (tree / "benchmarks" / "results" / "nvidia-h200.md").read_text()
     assert "| bfloat16 squares | 3 | 2.000 | n/a |" in page and "`fast:1`" in page and "1024³" in page
+    assert "## Random\n" in page and "| float32 333x4097x3002 NN highest | `fast:2` |" in page
 
     ladder = (tree / "docs" / "ladder.md").read_text()
     assert ladder.startswith("# Rungs\n") and ladder.endswith("\nrest\n") and "old" not in ladder
