@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from collections.abc import Iterator
@@ -70,6 +71,20 @@ def without_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(f"jaxgemm.{module}.attached_gpu", lambda: None)
     with jax.default_device(jax.devices("cpu")[0]):
         yield
+
+
+TESTS_BETWEEN_CLEARS = 32
+_tests_run = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def few_programs() -> Iterator[None]:
+    """JAX keeps what it lowered, and MLIR looks at all that is kept whenever something more is lowered: after some
+    thousand programs most of a test's time goes there.
+    """
+    yield
+    if next(_tests_run) % TESTS_BETWEEN_CLEARS == 0:
+        jax.clear_caches()
 
 
 @pytest.fixture
