@@ -252,7 +252,7 @@ def test_the_suite_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("JAXGEMM_TUNING", "shipped")
     assert bench.main(["--limit-s", "100"]) == 0
     (dense, mixed_run) = runs
-    assert dense[:3] == ("nvidia-h200.json", "Dense", {"ladder", "dense"})
+    assert dense[:3] == ("nvidia-h200.json", "Dense", {"ladder", "dense", "random"})
     assert mixed_run[:3] == ("int4/nvidia-h200.json", "Mixed", {"int4"})
     assert mixed_run[3] <= dense[3] <= 100
     assert bench.main(["--suite", "int4", "--out", str(tmp_path / "a.json"), "--m", "1"]) == 0

@@ -113,7 +113,7 @@ MIXED = [
              file=_PRODUCER, tile=_SHARERS),
     Mutation("int4_wgmma", "scales of the first eight columns for all", "thread() / 8 % 2 * kColumnDistance", "0",
              file=_LOOP, tile=_WIDE),
-    Mutation("int4_wgmma", "scales of the first block for both", "thread() / 16 % kBlocks * ptx::kWgmmaM", "0",
+    Mutation("int4_wgmma", "scales loaded for the first block only", "thread() / 16 % kBlocks * ptx::kWgmmaM", "0",
              file=_LOOP, tile=_WIDE),
     Mutation("int4_wgmma", "turns not waited for",
              "ptx::mbarrier_wait(pipeline.seen[warpgroup ^ 1], static_cast<uint32_t>(n / 2 + (warpgroup ^ 1)) & 1u);",

@@ -13,6 +13,7 @@ import pytest
 from jaxgemm._choose import NO_SPLIT
 from tests.edge_shapes import Case, Shape, deep_shape, long_shape
 from tests.emulated import mixed
+from tests.emulated.conftest import SHARES_OF_MUTANTS, share_of_mutants
 from tests.emulated.mutation import LAYOUTS, Mutation
 from tests.emulated.mutations import MUTATIONS
 from tests.emulated.support import (
@@ -232,3 +233,10 @@ def test_broken_kernel_is_caught(mutation: Mutation, mutants: dict[str, Emulator
 
 def test_every_kernel_is_mutated() -> None:
     assert {mutation.family for mutation in MUTATIONS} == {path.stem for path in CUDA.glob("kernels/*.cu")}
+
+
+def test_shares_of_mutants_are_all_mutants_and_of_every_family() -> None:
+    shares = [share_of_mutants(MUTATIONS, f"{number:08x}" + 32 * "0") for number in range(SHARES_OF_MUTANTS)]
+    assert sorted(name for share in shares for name in share) == sorted(mutation.name for mutation in MUTATIONS)
+    for share in shares:
+        assert {m.family for m in MUTATIONS if m.name in share} == {m.family for m in MUTATIONS}
