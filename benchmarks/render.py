@@ -102,8 +102,7 @@ def device_page(document: Document) -> str:
                 table(header, means),
             ]
             for name, rows in groups.items():
-                lines = [detail_row(row, device, named=suite == "dense") for row in rows]
-                parts += [f"### {name}", table(DETAIL_HEADER, lines)]
+                parts += [f"### {name}", table(DETAIL_HEADER, [detail_row(row, device) for row in rows])]
     for size in (LADDER_SIZE, *LADDER_MORE_SIZES):
         for problem, rows in ladder_rows(document, size).items():
             parts += [

@@ -146,11 +146,10 @@ def measured_cells(label: str, row: Row | MixedRow) -> list[str]:
     ]
 
 
-def detail_row(row: Row, device: str, *, named: bool = True) -> list[str]:
-    """Cells under DETAIL_HEADER; ``named``: whether the heading above the table names the precision."""
-    problem = replace(problem_of(row), precision="default") if named else problem_of(row)
+def detail_row(row: Row, device: str) -> list[str]:
+    """Cells under DETAIL_HEADER."""
     return [
-        *measured_cells(problem.label, row),
+        *measured_cells(problem_of(row).label, row),
         *(optional(row["peers_us"].get(peer), format_us) for peer in PEER_NAMES),
         optional(of_peer(row, "jnp"), format_ratio),
         of_limit(row, device),

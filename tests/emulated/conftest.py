@@ -19,19 +19,20 @@ SHARES_OF_MUTANTS = 3
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--emulator", metavar="LIBRARY", help="test this build of the emulator instead of building one")
-    parser.addoption("--all-mutants", action="store_true", help="try every mutant, not one in three")
+    parser.addoption("--all-mutants", action="store_true", help=f"try every mutant, not one in {SHARES_OF_MUTANTS}")
 
 
 def share_of_mutants(mutations: Sequence[Mutation], sources: str) -> set[str]:
-    """Names of one in three, of every family: others after a change of ``sources``, a hash."""
+    """Names of one in SHARES_OF_MUTANTS, of every family: others after a change of ``sources``, a hash."""
     first, families = int(sources[:8], 16) % SHARES_OF_MUTANTS, {mutation.family for mutation in mutations}
     of_family = [[mutation.name for mutation in mutations if mutation.family == family] for family in families]
     return {name for names in of_family for name in names[first::SHARES_OF_MUTANTS]}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out two of three mutants, as each is compiled: words of ``-k`` ask for all that they name."""
-    if config.getoption("--all-mutants", False) or config.option.keyword:
+    """Leaves out most mutants, as each is compiled, unless tests are named: by words of ``-k`` or one by one."""
+    named = config.option.keyword or any("::" in argument for argument in config.args)
+    if named or config.getoption("--all-mutants", False):
         return
     wanted = share_of_mutants(MUTATIONS, tree_hash(CUDA))
     specs = {item: getattr(item, "callspec", None) for item in items if "test_broken_kernel_is_caught" in item.name}
