@@ -79,8 +79,8 @@ _tests_run = itertools.count(1)
 
 @pytest.fixture(autouse=True)
 def few_programs() -> Iterator[None]:
-    """JAX keeps what it lowered. In a process with some thousand programs a profile of the tests of sharding had most of
-    its samples in MLIR's StorageUniquer, and few after the caches were emptied.
+    """JAX keeps what it lowered. In a process with some thousand programs a profile of the tests of sharding had most
+    of its samples in MLIR's StorageUniquer, and few after the caches were emptied.
     """
     yield
     if next(_tests_run) % TESTS_BETWEEN_CLEARS == 0:
