@@ -15,7 +15,8 @@
   X(mma)                    \
   X(mma_ldmatrix)           \
   X(mma_multistage)         \
-  X(wgmma)
+  X(wgmma)                  \
+  X(gemv)
 // Of quantised rhs.
 #define JAXGEMM_MIXED_FAMILIES(X) \
   X(int4_mma)                     \

@@ -1,9 +1,10 @@
 // Which kernel to run when the user names none.
 //
 // The later rung of the ladder wins: each was written to beat the one before it; only those that would compute every
-// sum a second time come behind all others (epilogue/recompute.cuh). Among the tile configurations of one
-// family, and between the last two, the model below decides, which also says over how many CTAs K is split. It adds up,
-// for the multiprocessor with the most work, in microseconds of an H200:
+// sum a second time come behind all others (epilogue/recompute.cuh), and so does gemv where there are several rows and
+// several columns. Among the tile configurations of one family, and between the last three, the model below decides,
+// which also says over how many CTAs K is split. It adds up, for the multiprocessor with the most work, in microseconds
+// of an H200:
 //   k-tiles: of the CTAs that run side by side, each takes its turn at the tensor cores, and pays for the operand
 //     elements that a small tile reads again: a tile of m x n needs (1/m + 1/n) of them for each multiply-add (see
 //     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). No k-tile takes less than its latency, and all
@@ -108,12 +109,33 @@ bool takes_turns(const KernelInfo& info) {
 // cudaOccupancyMaxActiveClusters says of an H200, whose clusters have to fit its GPCs.
 int64_t clusters_at_once(int64_t ctas) { return ctas == 2 ? 66 : 39; }
 
-// Whether the rates were fitted to measurements of the family itself.
+// Whether what the model says of the family is to be compared with what it says of others of these.
 bool calibrated(const KernelInfo& info) { return info.stages > 2; }
 
 // Whether a kernel's own sums are thrown away, all of them.
 bool recomputes_all(const KernelInfo& info, const Problem& p) {
   return info.tf32 && p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest && p.K <= kFewProducts;
+}
+
+// What two things take that go on side by side: of which one takes much longer, no more than that one, else more than
+// either. Their 4-norm: with the maximum, tiles of which all wait for DRAM would be equal, and which of them is chosen
+// a matter of rounding.
+double both_us(double a, double b) { return std::sqrt(std::sqrt(a * a * a * a + b * b * b * b)); }
+
+// Whether a kernel computes rows of out one by one, or, of a single column, elements.
+bool by_vector(const KernelInfo& info) { return info.cta_tile.m == 1; }
+
+// Of such a kernel, by arithmetic and no measurement yet: beginning and ending, and for the k-tiles that are under way
+// at the same time an answer from DRAM; all together no less than reading the matrix from there.
+constexpr double kVectorUs = 1.0, kVectorTurnUs = 0.65, kVectorDramBytesPerUs = 3.9e6;
+
+double vector_us(const KernelInfo& info, const Problem& p) {
+  const int64_t outs = p.N == 1 ? p.M : p.N, rows = p.N == 1 ? 1 : p.M;
+  const int64_t ctas = p.batch * rows * ceil_div(outs, info.cta_tile.n);
+  const int64_t waves = ceil_div(ctas, planned_multiprocessors(p.sm) * info.resident_ctas);
+  const int64_t turns = waves * ceil_div(p.K, static_cast<int64_t>(info.cta_tile.k) * info.stages);
+  const double bytes = static_cast<double>(ctas * info.cta_tile.n) * static_cast<double>(p.K * size_bytes(p.lhs_dtype));
+  return kVectorUs + both_us(static_cast<double>(turns) * kVectorTurnUs, bytes / kVectorDramBytesPerUs);
 }
 
 // Of a k-tile that is read where it lies, the rows that take two lines of the L2 cache each, as no row of the operand
@@ -150,11 +172,6 @@ double waited_loads(const KernelInfo& info, const Problem& p) {
   };
   return loads(p.lhs, info.cta_tile.m) + loads(p.rhs, info.cta_tile.n);
 }
-
-// What two things take that go on side by side: of which one takes much longer, no more than that one, else more than
-// either. Their 4-norm: with the maximum, tiles of which all wait for DRAM would be equal, and which of them is chosen
-// a matter of rounding.
-double both_us(double a, double b) { return std::sqrt(std::sqrt(a * a * a * a + b * b * b * b)); }
 
 double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, const KSplit& split) {
   const Rates& rates = info.tma ? kWarpSpecialised : calibrated(info) ? kPipelined : kUnpipelined;
@@ -215,6 +232,7 @@ Plan split_plan(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t
 }
 
 Plan plan(const KernelInfo& info, const Problem& p) {
+  if (by_vector(info)) return {{}, vector_us(info, p)};
   const int64_t tile_rows = ceil_div(p.M, info.cta_tile.m * info.cluster_ctas) * info.cluster_ctas;
   const int64_t tiles = tile_rows * ceil_div(p.N, info.cta_tile.n) * p.batch;
   const int64_t k_tiles = std::max<int64_t>(1, ceil_div(p.K, info.cta_tile.k));
@@ -250,7 +268,8 @@ int rung(const Kernel& kernel, const Problem& p) {
     return other->info.family == info.family || (calibrated(other->info) && calibrated(info));
   });
   const auto place = static_cast<int>(first - all.begin()), places = static_cast<int>(all.size());
-  return recomputes_all(info, p) ? place - places : place;
+  const bool in_the_way = by_vector(info) ? p.M != 1 && p.N != 1 : recomputes_all(info, p);
+  return in_the_way ? place - places : place;
 }
 
 double estimated_cost(const Kernel& kernel, const Problem& p) {

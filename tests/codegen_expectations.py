@@ -305,6 +305,18 @@ def wgmma_rhs_in_registers(instance: Instance, way: int, lhs: str, rhs: str) -> 
     return Expectation(main_loop=("*MMA",), k_tile=k_tile, kernel=kernel, only_in_main_loops=("*MMA",))
 
 
+def gemv(instance: Instance) -> Expectation:
+    _, n, k = instance.info.cta_tile
+    elems = share(n * k, instance.info.threads)  # of the matrix, that a thread has of a k-tile
+    vectors, _ = (argument == "true" for argument in instance.arguments[-2:])
+    loads = {"LDG.128": 1} if vectors else {"LDG.128": 0, "LDG": AtLeast(elems)}
+    return Expectation(
+        main_loop=("FFMA", "LDG", "BAR"),
+        k_tile={"FFMA": elems, **loads},
+        kernel={"*MMA": 0, "SHFL": AtLeast(1)},
+    )
+
+
 EXPECTATIONS: dict[str, Callable[[Instance], Expectation]] = {
     "naive": naive,
     "smem_tiled": smem_tiled,
@@ -315,6 +327,7 @@ EXPECTATIONS: dict[str, Callable[[Instance], Expectation]] = {
     "mma_ldmatrix": mma_ldmatrix,
     "mma_multistage": mma_multistage,
     "wgmma": wgmma,
+    "gemv": gemv,
     "int4_mma": codegen_mixed.int4_mma,
     "int4_tma": codegen_mixed.int4_tma,
     "int4_wgmma": codegen_mixed.int4_wgmma,

@@ -40,6 +40,27 @@ _SIMT = [
     Mutation("register_tiled", "K tail loaded whole", "interior && k_left >= kTileK", "interior && k_left > 0"),
 ]  # fmt: skip
 
+_GEMV = [
+    Mutation("gemv", "a column too many", "thread < outs)", "thread <= outs)"),
+    Mutation("gemv", "an element of a run too many", "mine.run < outs)", "mine.run <= outs)"),
+    Mutation("gemv", "K tail of the row read", "i + thread < depth ?", "true ?"),
+    Mutation("gemv", "K tail of elements read", "k(stage, i) < depth && out(i) < outs ?", "out(i) < outs ?"),
+    Mutation("gemv", "elements of the next columns", "k(stage, i) < depth && out(i) < outs ?", "k(stage, i) < depth ?"),
+    Mutation("gemv", "K tail of vectors read", "if (k(stage, 0) < depth &&", "if ("),
+    Mutation("gemv", "vectors of misaligned rows", "== CopyWidth::k16 &&", "!= CopyWidth::kElement &&"),
+    Mutation("gemv", "vectors over the end of a run", "% Config::kVector == 0;", "% 1 == 0;"),
+    Mutation("gemv", "elements next to each other taken for apart", "kVectors ? 1 : kLanes;", "1;"),
+    Mutation("gemv", "the row's half that is read is written", "buffer ^= 1;", ""),
+    Mutation("gemv", "stages of the k-tiles before", "g_first += kStages * stage_step;", ""),
+    Mutation("gemv", "the row's k-tiles before", "g_vector += kDepth * g_vectors.k_stride;", ""),
+    Mutation("gemv", "a stage's sum left out", "+ (sums[2] + sums[3]);", "+ sums[2];"),
+    Mutation("gemv", "a warp's sums left out", "i < Config::kWarps;", "i < Config::kWarps - 1;"),
+    Mutation("gemv", "lanes of other columns added up", "int apart = Mine::kLanes;", "int apart = 1;"),
+    Mutation("gemv", "half of a run's lanes left out", "apart < Mine::kLanes;", "apart < Mine::kLanes / 2;"),
+    Mutation("gemv", "a column written as a row", "column ? at : tile.row, column ? tile.row : at", "tile.row, at"),
+    Mutation("gemv", "a column's matrix the other way", "view.transposed != column;", "view.transposed;"),
+]  # fmt: skip
+
 _WMMA = [
     Mutation("wmma_naive", "a row too many", "tile.row + row < M", "tile.row + row <= M"),
     Mutation("wmma_naive", "misaligned fragments", "% wmma::kAlignmentBytes == 0 &&", "% 2 == 0 &&"),
@@ -281,6 +302,6 @@ _SPLIT_K = [
 
 
 MUTATIONS = [
-    *_without_barriers(), *_SIMT, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY, *_SPLIT_K,
+    *_without_barriers(), *_SIMT, *_GEMV, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY, *_SPLIT_K,
     *HOPPER, *MIXED,
 ]  # fmt: skip

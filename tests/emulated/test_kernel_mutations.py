@@ -56,6 +56,8 @@ def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
         long_shape(info),
         Shape(tile_m + 8, tile_n + 16, 2 * tile_k),
     ]
+    if tile_m == 1:  # of a column such a kernel computes several elements in one CTA
+        shapes.insert(1, Shape(tile_n + 5, 1, (info.stages + 1) * tile_k + 3, "both"))
     shared = cluster_shape(info)
     if shared:
         shapes.insert(5, shared)
