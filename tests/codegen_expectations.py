@@ -308,12 +308,13 @@ def wgmma_rhs_in_registers(instance: Instance, way: int, lhs: str, rhs: str) -> 
 def gemv(instance: Instance) -> Expectation:
     _, n, k = instance.info.cta_tile
     elems = share(n * k, instance.info.threads)  # of the matrix, that a thread has of a k-tile
-    vectors, _ = (argument == "true" for argument in instance.arguments[-2:])
-    loads = {"LDG.128": 1} if vectors else {"LDG.128": 0, "LDG": AtLeast(elems)}
+    vectors, along_k = (argument == "true" for argument in instance.arguments[-2:])
+    row = elems if along_k else max(1, elems // n)  # elements that the matrix's are multiplied with
+    loads = {"LDG.128": 1 + along_k} if vectors else {"LDG.128": 0, "LDG": elems + row}
     return Expectation(
-        main_loop=("FFMA", "LDG", "BAR"),
+        main_loop=("FFMA", "LDG"),
         k_tile={"FFMA": elems, **loads},
-        kernel={"*MMA": 0, "SHFL": AtLeast(1)},
+        kernel={"*MMA": 0, "SHFL": AtLeast(1), "BAR": 1},
     )
 
 
@@ -365,4 +366,7 @@ def instances_of(info: Any) -> int:
         nn = problem(*info.cta_tile, layout="NN", lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out)
         rhs_in_registers = layouts == 1 and _core.workspace_bytes(info.name, nn) == 0
         return layouts * (pairs + ops * ways) + rhs_in_registers * pairs * (info.tf32 + ways)
+    if info.family == "gemv":  # the matrix along K or N, by vectors or elements: no vectors of more than a tile along N
+        elems = share(info.cta_tile[1] * info.cta_tile[2], info.threads)
+        return ops * (4 - (info.cta_tile[1] < elems))
     return ops * len(info.layouts) * (2 if info.family in _TWO_VARIANTS else 1)

@@ -121,7 +121,8 @@ def plant(case: Case, operands: dict[str, np.ndarray], operand: str, value: floa
       The rows or columns of the result that must not be finite, and no others.
     """
     other = "rhs" if operand == "lhs" else "lhs"
-    extent, depth = (case.shape.m if operand == "lhs" else case.shape.n), case.shape.k
+    depth, extents = case.shape.k, (case.shape.m, case.shape.n)
+    extent, others = extents if operand == "lhs" else extents[::-1]
 
     def at(name: str, outer: int, k: int) -> tuple[Any, ...]:
         k_last = case.layout[0] == "N" if name == "lhs" else case.layout[1] == "T"
@@ -130,7 +131,7 @@ def plant(case: Case, operands: dict[str, np.ndarray], operand: str, value: floa
     marks = [(0, 0), (extent // 2, depth // 2), (extent - 1, depth - 1)]
     for outer, k in marks:
         operands[operand][at(operand, outer, k)] = value
-        operands[other][at(other, 1, k)] = 0
+        operands[other][at(other, min(1, others - 1), k)] = 0
     return [outer for outer, _ in marks]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tests.emulated.mutation import Mutation
 from tests.emulated.mutations_hopper import FLOAT32 as FLOAT32_COPIED
 from tests.emulated.mutations_hopper import HOPPER, K_COPY
@@ -40,26 +42,38 @@ _SIMT = [
     Mutation("register_tiled", "K tail loaded whole", "interior && k_left >= kTileK", "interior && k_left > 0"),
 ]  # fmt: skip
 
-_GEMV = [
-    Mutation("gemv", "a column too many", "thread < outs)", "thread <= outs)"),
-    Mutation("gemv", "an element of a run too many", "mine.run < outs)", "mine.run <= outs)"),
-    Mutation("gemv", "K tail of the row read", "i + thread < depth ?", "true ?"),
-    Mutation("gemv", "K tail of elements read", "k(stage, i) < depth && out(i) < outs ?", "out(i) < outs ?"),
-    Mutation("gemv", "elements of the next columns", "k(stage, i) < depth && out(i) < outs ?", "k(stage, i) < depth ?"),
-    Mutation("gemv", "K tail of vectors read", "if (k(stage, 0) < depth &&", "if ("),
-    Mutation("gemv", "vectors of misaligned rows", "== CopyWidth::k16 &&", "!= CopyWidth::kElement &&"),
-    Mutation("gemv", "vectors over the end of a run", "% Config::kVector == 0;", "% 1 == 0;"),
+_GEMV_OF_ALL_WAYS = [
+    Mutation("gemv", "an element of out too many", "if (out >= outs) return;", "if (out > outs) return;"),
+    Mutation("gemv", "K tail of the row read", "= k_step < left ? __ldg(g_row", "= true ? __ldg(g_row"),
+    Mutation("gemv", "K tail of the row's vectors read", "load_vector(stage.row, g_row, left > 0);",
+             "load_vector(stage.row, g_row, true);"),
+    Mutation("gemv", "K tail of elements read", "k_step < left && mine.out(i) < outs;", "mine.out(i) < outs;"),
+    Mutation("gemv", "elements of the next columns", "k_step < left && mine.out(i) < outs;", "k_step < left;"),
+    Mutation("gemv", "K tail of vectors read", "left > 0 && mine.out(0) < outs", "mine.out(0) < outs"),
+    Mutation("gemv", "vectors of the next columns", "left > 0 && mine.out(0) < outs", "left > 0"),
+    Mutation("gemv", "vectors of misaligned rows", "== CopyWidth::k16;", "== CopyWidth::k16 || true;"),
+    Mutation("gemv", "vectors over the end of a run", "cols % Config::kVector == 0)", "cols % 1 == 0)"),
+    Mutation("gemv", "vectors of a misaligned row", "(along_k ? row_fits :", "(along_k ? row_along_k :"),
+    Mutation("gemv", "vectors of a row that lies apart", "row_fits = row_along_k &&", "row_fits ="),
     Mutation("gemv", "elements next to each other taken for apart", "kVectors ? 1 : kLanes;", "1;"),
-    Mutation("gemv", "the row's half that is read is written", "buffer ^= 1;", ""),
-    Mutation("gemv", "stages of the k-tiles before", "g_first += kStages * stage_step;", ""),
-    Mutation("gemv", "the row's k-tiles before", "g_vector += kDepth * g_vectors.k_stride;", ""),
-    Mutation("gemv", "a stage's sum left out", "+ (sums[2] + sums[3]);", "+ sums[2];"),
-    Mutation("gemv", "a warp's sums left out", "i < Config::kWarps;", "i < Config::kWarps - 1;"),
-    Mutation("gemv", "lanes of other columns added up", "int apart = Mine::kLanes;", "int apart = 1;"),
-    Mutation("gemv", "half of a run's lanes left out", "apart < Mine::kLanes;", "apart < Mine::kLanes / 2;"),
+    Mutation("gemv", "k-tiles of the matrix again", "g_elements += kAlongK ?", "g_elements += false ?"),
+    Mutation("gemv", "k-tiles of the row again", "g_row += kTileK * k_stride;", ""),
+    Mutation("gemv", "more of K than there is", "left -= kTileK;", ""),
+    Mutation("gemv", "a k-tile of the ring left out", "stage < kStages; ++stage", "stage < kStages - 1; ++stage"),
+    Mutation("gemv", "an element of a run left out", "i < Mine::kRun; ++i) sum += sums[i];",
+             "i < Mine::kRun - 1; ++i) sum += sums[i];"),
+    Mutation("gemv", "a warp's sums left out", "i < kSharedBy;", "i < kSharedBy - 1;"),
+    Mutation("gemv", "lanes of other columns added up", "int apart = kSharers;", "int apart = 1;"),
+    Mutation("gemv", "half of a run's lanes left out", "apart < kSharers;", "apart < kSharers / 2;"),
     Mutation("gemv", "a column written as a row", "column ? at : tile.row, column ? tile.row : at", "tile.row, at"),
-    Mutation("gemv", "a column's matrix the other way", "view.transposed != column;", "view.transposed;"),
+    Mutation("gemv", "a column's matrix the other way", "view.transposed != column,", "view.transposed,"),
+    Mutation("gemv", "a column's row the other way", "row_view.transposed == column;", "!row_view.transposed;"),
 ]  # fmt: skip
+# Of a tile with all ways to load, and of one that is narrower than a vector.
+_GEMV = [
+    *(dataclasses.replace(mutation, tile="1x16x128") for mutation in _GEMV_OF_ALL_WAYS),
+    Mutation("gemv", "the same k for all runs of a thread", "run + i / kRun;", "run;"),
+]
 
 _WMMA = [
     Mutation("wmma_naive", "a row too many", "tile.row + row < M", "tile.row + row <= M"),
@@ -302,6 +316,6 @@ _SPLIT_K = [
 
 
 MUTATIONS = [
-    *_without_barriers(), *_SIMT, *_GEMV, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY, *_SPLIT_K,
-    *HOPPER, *MIXED,
+    *_without_barriers(), *_SIMT, *_GEMV, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY,
+    *_SPLIT_K, *HOPPER, *MIXED,
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxgemm._choose import NO_SPLIT
+from tests.edge_shapes import LAYOUTS as ALL_LAYOUTS
 from tests.edge_shapes import Case, Shape, deep_shape, long_shape
 from tests.emulated import mixed
 from tests.emulated.conftest import SHARES_OF_MUTANTS, share_of_mutants
@@ -42,6 +43,11 @@ _PLACEMENTS = (
 )
 
 
+def layouts_of(info: KernelInfo) -> tuple[str, ...]:
+    """Those that mutants have: gemv's are not told apart where the others are left out."""
+    return ALL_LAYOUTS if info.family == "gemv" else LAYOUTS
+
+
 def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
     """Where a broken kernel shows, and whether with an epilogue: whole tiles and rests of all kinds, deep and long K,
     K that a cluster shares; what most defects show in comes first.
@@ -56,13 +62,16 @@ def trials(info: KernelInfo) -> Iterator[tuple[Trial, bool]]:
         long_shape(info),
         Shape(tile_m + 8, tile_n + 16, 2 * tile_k),
     ]
-    if tile_m == 1:  # of a column such a kernel computes several elements in one CTA
+    if info.family == "gemv":  # of a column it computes several elements in one CTA, and loads depend on both operands
         shapes.insert(1, Shape(tile_n + 5, 1, (info.stages + 1) * tile_k + 3, "both"))
+        aligned = Shape(2, tile_n + 8, (info.stages + 1) * tile_k + tile_k // 2)
+        for layout, misaligned in itertools.product(layouts_of(info), ((), ("lhs",), ("rhs",))):
+            yield Trial(Case(aligned, layout), Placement(multiple=8, misaligned=misaligned)), False
     shared = cluster_shape(info)
     if shared:
         shapes.insert(5, shared)
     every = list(dict.fromkeys(precision for dtypes, precision in modes(info) if dtypes == info.dtypes[0]))
-    for turn, layout in enumerate(LAYOUTS * 2):
+    for turn, layout in enumerate(layouts_of(info) * 2):
         for (i, shape), precision in itertools.product(enumerate(shapes), every):
             placement = fitting(info, _PLACEMENTS[(turn + i) % len(_PLACEMENTS)])
             split = CLUSTER_SPLIT if shape is shared else None
@@ -81,7 +90,7 @@ def run_of_mutant(
     trial: Trial, emulator: Emulator, info: KernelInfo, dtypes: DTypes, lhs: Any, rhs: Any, **epilogue: Any
 ) -> Result:
     """A trial, of a layout that mutants have: with another one all of them would seem to be caught."""
-    assert trial.case.layout in LAYOUTS
+    assert trial.case.layout in layouts_of(info)
     return trial.run(emulator, info.name, dtypes, lhs, rhs, **epilogue)
 
 

@@ -59,7 +59,7 @@ def test_nan_and_infinity_stay_in_their_row_and_column(
                 special = ~np.isfinite(out.astype(np.float32))
                 rows = special if operand == "lhs" else special.T
                 assert rows[marked].all()
-                assert rows.sum() == 3 * rows.shape[1]
+                assert rows.sum() == len(set(marked)) * rows.shape[1]
 
 
 def _hard_integers() -> list[tuple[np.ndarray, np.ndarray]]:
