@@ -133,32 +133,33 @@ int64_t load_width(const MatrixView& view, int64_t element_bytes) {
   return element_bytes;
 }
 
-// Of such kernels: a CTA without its k-tiles; what those of the other families leave out of what few rows take them;
-// DRAM. Then, of vectors and of elements one by one: a k-tile of those that are under way, and all instructions of one.
-// Fitted to 77 problems on an H100 (rms 15 %), but for DRAM, at 2.7e6 there, whose rate is 4.8/3.35 times that.
-constexpr double kVectorCtaUs = 1.3, kLeftOutUs = 0.9, kVectorDramBytesPerUs = 3.9e6;
+// Of such kernels: a CTA without its k-tiles; what the estimates of others leave out where there is one row; DRAM.
+// Then, of vectors and of elements one by one: a k-tile, while others of the ring are under way, and its instructions
+// alone. Fitted to 77 problems on an H100 (rms 15 %), then to choosing among all families (docs/tried.md); the rate of
+// DRAM, 2.8e6 there, is an H200's by the data sheets, 4.8 to 3.35.
+constexpr double kVectorCtaUs = 1.3, kLeftOutUs = 0.9, kVectorDramBytesPerUs = 4.1e6;
 struct VectorRates {
   double ring_us, issue_us;
 };
-constexpr VectorRates kByVectors = {0.52, 0.105}, kByElements = {1.0, 0.265};
+constexpr VectorRates kByVectors = {0.62, 0.105}, kByElements = {1.0, 0.265};
 
 double vector_us(const KernelInfo& info, const Problem& p) {
-  constexpr double kSectorBytes = 32.0;  // of which less is used where a k-tile's rows are shorter
+  constexpr double kRowBytes = 40.0;  // no less is what a row of a k-tile along N takes, whatever its length
   const bool column = p.N == 1;
   const MatrixView& matrix = column ? p.lhs : p.rhs;
   const bool along_k = matrix.transposed != column;
   const int64_t outs = column ? p.M : p.N, rows = column ? 1 : p.M, element_bytes = size_bytes(p.lhs_dtype);
   const double row_bytes = static_cast<double>(info.cta_tile.n * element_bytes);
-  const double sectors = along_k ? 1.0 : std::max(1.0, kSectorBytes / row_bytes);
+  const double times = along_k ? 1.0 : std::max(1.0, kRowBytes / row_bytes);
   const bool vectors = load_width(matrix, element_bytes) == 16 && (along_k || row_bytes >= 16.0);
   const VectorRates& rates = vectors ? kByVectors : kByElements;
   const int64_t ctas = p.batch * rows * ceil_div(outs, info.cta_tile.n), sms = planned_multiprocessors(p.sm);
   const double k_tiles = static_cast<double>(ceil_div(p.K, info.cta_tile.k));
-  const double k_tile_us = rates.ring_us / info.stages * (vectors ? 1.0 : sectors);
+  const double k_tile_us = rates.ring_us / info.stages * times;
   const double wait_us =
       static_cast<double>(ceil_div(ctas, sms * info.resident_ctas)) * (kVectorCtaUs + k_tiles * k_tile_us);
   const double issue_us = static_cast<double>(ceil_div(ctas, sms)) * k_tiles * rates.issue_us;
-  const double bytes = static_cast<double>(p.batch * rows * outs) * static_cast<double>(p.K * element_bytes) * sectors;
+  const double bytes = static_cast<double>(p.batch * rows * outs) * static_cast<double>(p.K * element_bytes) * times;
   return both_us(both_us(wait_us, issue_us), bytes / kVectorDramBytesPerUs) - kLeftOutUs;
 }
 

@@ -74,14 +74,45 @@ def test_waiting_for_narrow_loads_is_estimated() -> None:
     assert cost[248] + 1 < cost[250] < cost[249]
 
 
-@pytest.mark.parametrize("sizes", [(4096, 2048), (300, 300), (1, 17)])
-def test_few_products_are_left_to_float32s_own_instructions(sizes: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "family"),
+    [((4096, 2048), "register_tiled"), ((300, 300), "register_tiled"), ((1, 17), "gemv"), ((17, 1), "gemv")],
+)
+def test_few_products_are_left_to_float32s_own_instructions(sizes: tuple[int, int], family: str) -> None:
     for k in (0, 1, _core.FEW_PRODUCTS):
-        assert _core.select(problem(*sizes, k, precision="highest")).startswith("register_tiled:")
+        assert _core.select(problem(*sizes, k, precision="highest")).startswith(f"{family}:")
         assert _core.select(problem(*sizes, k, precision="highest"), "wgmma").startswith("wgmma:"), "if it is named"
     for asked in (problem(*sizes, _core.FEW_PRODUCTS + 1, precision="highest"), problem(*sizes, _core.FEW_PRODUCTS)):
-        tf32 = {info.family for info in _core.kernels() if info.tf32}
+        tf32 = {info.family for info in _core.kernels() if info.tf32} | ({"gemv"} & {family})
         assert _core.select(asked).partition(":")[0] in tf32
+
+
+ATTENTION = [(256, 512, 128, "NT"), (256, 128, 512, "NN"), (512, 577, 80, "NT"), (32, 64, 1024, "NT")]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("batch", "n", "k", "layout"), ATTENTION)
+def test_single_rows_and_columns_of_a_batch_go_to_gemv(batch: int, n: int, k: int, layout: str, dtype: str) -> None:
+    """And several rows never do, which would read the matrix once for each."""
+    precision = "highest" if dtype == "float32" else "default"
+    kinds = {"lhs_dtype": dtype, "rhs_dtype": dtype, "out_dtype": dtype, "precision": precision}
+    kinds |= {"batch": batch, "layout": layout}
+    assert _core.select(problem(1, n, k, **kinds)).startswith("gemv:")
+    assert _core.select(problem(n, 1, k, **kinds)).startswith("gemv:")
+    for rows in (2, 8, 300):
+        assert not _core.select(problem(rows, n, k, **kinds)).startswith("gemv:")
+    assert _core.select(problem(2, n, k, **kinds), "gemv").startswith("gemv:"), "if it is named"
+
+
+def test_estimates_of_single_rows() -> None:
+    """Elements one by one take longer than vectors, and a long K of few columns more than one CTA can do."""
+    kinds = {"lhs_dtype": "bfloat16", "rhs_dtype": "bfloat16", "out_dtype": "bfloat16", "batch": 256}
+    for layout in ("NN", "NT"):
+        cost = {
+            n: _core.estimated_cost("gemv:1x64x32", problem(1, n, n, layout=layout, **kinds)) for n in (504, 505, 512)
+        }
+        assert cost[504] <= cost[512] < cost[505]
+    assert not _core.select(problem(1, 8, 2**20, layout="NT")).startswith("gemv:")
 
 
 def test_choosing_orders_kernels_as_select_does(rng: np.random.Generator) -> None:
@@ -269,7 +300,9 @@ def test_explained_costs(sizes: tuple[int, int, int], dtype: str) -> None:
     for name, cost in said.costs.items():
         assert cost == pytest.approx(_core.estimated_cost(name, asked) / chosen)
         assert name == said.kernel or f"{name}: could run, in {cost:.3g} times the time by the model" in str(said)
-    rungs = [(-FAMILIES.index(name.split(":")[0]), cost) for name, cost in said.costs.items()]
+    places = {family: -place for place, family in enumerate(FAMILIES)}
+    places["gemv"] = places["mma_multistage"] if m == 1 else 1  # for a row a rival on cost
+    rungs = [(places[name.split(":")[0]], cost) for name, cost in said.costs.items()]
     assert rungs[1:] == sorted(rungs[1:]), "what is chosen comes first, the rest in order"
 
 
