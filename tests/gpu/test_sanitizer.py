@@ -127,7 +127,7 @@ def test_planted_defect_is_found(
 @pytest.mark.parametrize("tool", SANITIZERS)
 def test_kernels_are_clean(tool: str, all_kernels: dict[str, _Running], request: pytest.FixtureRequest) -> None:
     code, output = all_kernels[tool].finish()
-    assert "right products:" in output, output[-8000:]
+    assert "right products:" in output, f"exit status {code}: {output[-8000:]}"
     assert _summary(tool, output) == {"errors": 0}, output[-8000:]
     assert code == 0, output[-8000:]
     request.node.user_properties.append((SANITIZER, (tool, {"errors": 0})))
