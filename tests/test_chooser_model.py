@@ -117,17 +117,24 @@ def test_estimates_are_near_the_measurements(measured: Measured) -> None:
     assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < measured.rms_estimate
 
 
+GEMV_TAKES = {(1, 1, 4096, 4096), (1, 1, 1024, 4096)}
+
+
 def test_choices_between_families_are_nearly_the_fastest_on_average() -> None:
-    """Both were measured in one run, and gemv, which takes two of the problems, was not."""
+    """Both were measured in one run. Of gemv there are no times: what it takes is asked of the others."""
     families = {measured.document["family"]: measured for measured in MEASURED}
     losses = []
     for sizes in MEASURED[0].times:
-        family, _, tile = _core.select(MEASURED[0].asked(sizes)).partition(":")
-        if family == "gemv":
-            continue
+        asked = MEASURED[0].asked(sizes)
+        chosen = _core.select(asked)
+        if chosen.startswith("gemv:"):
+            assert sizes in GEMV_TAKES
+            others = (_core.select(asked, family) for family in families)
+            chosen = min(others, key=lambda name: _core.estimated_cost(name, asked))
+        family, _, tile = chosen.partition(":")
         fastest = min(us for measured in MEASURED for us in measured.times[sizes].values())
         losses.append(families[family].chosen_us(tile, sizes) / fastest)
-    assert len(losses) >= len(MEASURED[1].times) - 2
+    assert len(losses) == len(MEASURED[1].times)
     assert max(losses) < 1.10
     assert sum(losses) / len(losses) < 1.006
 
