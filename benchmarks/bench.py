@@ -34,7 +34,7 @@ from benchmarks.results import (
     make_row,
     problem_of,
 )
-from benchmarks.shapes import LADDER_SIZE, SUITES, AnyProblem, Problem, Suite, suite
+from benchmarks.shapes import SUITES, AnyProblem, Problem, Suite, every_configuration, suite
 from benchmarks.tables import fastest_of_families
 from jaxgemm._files import device_slug
 from jaxgemm._timing import Args, compare, rotating_arg_sets
@@ -119,7 +119,7 @@ class Bench:
         if suite_name != "ladder" or not isinstance(problem, Problem):
             return [self.kernel]
         infos = [info for info in self.registry if peers.on_rung(info, problem) and self.kernel_wanted(info)]
-        if problem.m == LADDER_SIZE:
+        if every_configuration(problem):
             return [info.name for info in infos]
         best = self._ladder_best(problem)
         return [info.name for info in infos if info.name in best]

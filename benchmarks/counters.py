@@ -31,7 +31,7 @@ from benchmarks.counter_file import (
     merged,
 )
 from benchmarks.results import RESULTS, Row, current_header, full_name, problem_of
-from benchmarks.shapes import LADDER_SIZE, OUT_DTYPES, Problem, ladder
+from benchmarks.shapes import LADDER_ROWS, LADDER_SIZE, OUT_DTYPES, Problem, ladder
 from benchmarks.tables import fastest_of_families
 from jaxgemm._files import device_slug, dumps
 
@@ -48,12 +48,18 @@ class Call:
 
 
 def problems_of(info: peers.KernelInfo, size: int, dtype: str | None) -> list[Problem]:
-    """The ladder's problems to count a kernel on: those of a dtype, or else one that stands for the kernel."""
-    squares = [problem for problem in ladder() if problem.m == LADDER_SIZE and peers.on_rung(info, problem)]
+    """The ladder's problems to count a kernel on: those of a dtype, or else one that stands for the kernel. Squares, of
+    the given size, or single rows, which stay as they are, for kernels that compute such.
+    """
+    able = [problem for problem in ladder() if peers.on_rung(info, problem)]
+    found = [problem for problem in able if problem.m == LADDER_SIZE] or [p for p in able if p in LADDER_ROWS]
     if dtype is None:
-        squares = [problem for problem in squares if problem.lhs_dtype == "bfloat16"] or squares[:1]
-    wanted = [problem for problem in squares if dtype in (None, problem.lhs_dtype)]
-    return [dataclasses.replace(problem, m=size, n=size, k=size) for problem in wanted]
+        found = [problem for problem in found if problem.lhs_dtype == "bfloat16"] or found[:1]
+    wanted = [problem for problem in found if dtype in (None, problem.lhs_dtype)]
+    return [
+        problem if problem in LADDER_ROWS else dataclasses.replace(problem, m=size, n=size, k=size)
+        for problem in wanted
+    ]
 
 
 def make_plan(

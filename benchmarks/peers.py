@@ -31,6 +31,8 @@ class KernelInfo(Protocol):
     @property
     def layouts(self) -> Iterable[str]: ...
     @property
+    def cta_tile(self) -> tuple[int, int, int]: ...
+    @property
     def tf32(self) -> bool: ...
     @property
     def highest(self) -> bool: ...
@@ -44,7 +46,11 @@ def registry() -> Sequence[KernelInfo]:
 
 
 def on_rung(info: KernelInfo, problem: Problem) -> bool:
-    """Whether the ladder measures the kernel on the problem: it takes the problem, and uses the precision it may."""
+    """Whether the ladder measures the kernel on the problem: it takes the problem, and uses the precision it may. Those
+    that compute single rows are measured on such.
+    """
+    if info.cta_tile[0] == 1 and problem.m > 1:
+        return False
     if arithmetic(problem) == "tf32" and not info.tf32:
         return False  # what it does at HIGHEST
     if problem.lhs_dtype == "float32" and problem.precision == "highest" and not info.highest:

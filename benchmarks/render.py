@@ -20,7 +20,7 @@ from benchmarks.limits import LIMITS
 from benchmarks.mixed_tables import int4_page, load_mixed, mixed_device_page
 from benchmarks.results import Document, Row, geomean, problem_of, validate
 from benchmarks.rungs import NOTHING_YET, inject, ladder_page
-from benchmarks.shapes import LADDER_MORE_SIZES, LADDER_SIZE, Problem, Suite, dense_groups, random_groups
+from benchmarks.shapes import LADDER_MORE_SIZES, LADDER_ROWS, LADDER_SIZE, Problem, Suite, dense_groups, random_groups
 from benchmarks.sharded_file import PAGE, load_sharded, sharded_page
 from benchmarks.tables import (
     DETAIL_HEADER,
@@ -28,6 +28,7 @@ from benchmarks.tables import (
     best_of_families,
     detail_row,
     geomeans,
+    ladder_label,
     ladder_rows,
     ladder_table,
     method,
@@ -103,10 +104,10 @@ def device_page(document: Document) -> str:
             ]
             for name, rows in groups.items():
                 parts += [f"### {name}", table(DETAIL_HEADER, [detail_row(row, device) for row in rows])]
-    for size in (LADDER_SIZE, *LADDER_MORE_SIZES):
+    for size in (LADDER_SIZE, *LADDER_MORE_SIZES, LADDER_ROWS[0].m):
         for problem, rows in ladder_rows(document, size).items():
             parts += [
-                f"## Ladder, {problem.dtype_label}, {size}³",
+                f"## Ladder, {problem.dtype_label}, {ladder_label(size)}",
                 table(DETAIL_HEADER, [detail_row(row, device) for row in rows]),
             ]
     return "\n\n".join(parts) + "\n"

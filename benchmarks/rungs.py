@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.counter_file import STALL, CounterDocument, CounterRow
 from benchmarks.results import Document, full_name, problem_of
-from benchmarks.shapes import LADDER_SIZE
+from benchmarks.shapes import LADDER_ROWS, LADDER_SIZE
 from benchmarks.tables import (
     LADDER_HEADER,
     NOT_MEASURED,
     caption,
     format_ratio,
     format_us,
+    ladder_label,
     ladder_lines,
     ladder_rows,
     table,
@@ -52,14 +53,17 @@ def rung_sections(text: str) -> list[str]:
 
 
 def figures(document: Document, family: str) -> str | None:
-    """The family's best configurations at LADDER_SIZE, None if it was not measured."""
-    lines = [
-        cells
-        for rows in ladder_rows(document, LADDER_SIZE).values()
-        for found, cells in ladder_lines(document, rows)
-        if found == family
-    ]
-    return f"{LADDER_SIZE}³, {caption(document)}:\n\n{table(LADDER_HEADER, lines)}" if lines else None
+    """The family's best configurations at LADDER_SIZE, or else of single rows; None if it was not measured."""
+    for size in (LADDER_SIZE, LADDER_ROWS[0].m):
+        lines = [
+            cells
+            for rows in ladder_rows(document, size).values()
+            for found, cells in ladder_lines(document, rows)
+            if found == family
+        ]
+        if lines:
+            return f"{ladder_label(size)}, {caption(document)}:\n\n{table(LADDER_HEADER, lines)}"
+    return None
 
 
 def _percent(key: str) -> Callable[[Counters], str]:
@@ -106,14 +110,14 @@ def counter_line(row: CounterRow) -> list[str]:
 
 
 def counter_table(document: CounterDocument, family: str | None = None) -> str | None:
-    """The counters at LADDER_SIZE of a family or of all, None if there are none."""
-    lines = [
-        counter_line(row) for row in document["rows"] if row["m"] == LADDER_SIZE and family in (None, row["kernel"])
-    ]
-    if not lines:
-        return None
-    header = table(["kernel", "<dtype, precision", *COUNTER_COLUMNS], lines)
-    return f"{LADDER_SIZE}³ under Nsight Compute, {caption(document)}:\n\n{header}"
+    """The counters at LADDER_SIZE, and of single rows, of a family or of all; None if there are none."""
+    tables = []
+    for size in (LADDER_SIZE, LADDER_ROWS[0].m):
+        lines = [counter_line(row) for row in document["rows"] if row["m"] == size and family in (None, row["kernel"])]
+        if lines:
+            cells = table(["kernel", "<dtype, precision", *COUNTER_COLUMNS], lines)
+            tables.append(f"{ladder_label(size)} under Nsight Compute, {caption(document)}:\n\n{cells}")
+    return "\n\n".join(tables) or None
 
 
 def ladder_page(text: str, documents: Sequence[Document], counters: Sequence[CounterDocument]) -> str:

@@ -149,20 +149,33 @@ def problem(
 LADDER_SIZE = 4096
 """Every kernel configuration is measured at this size; the best of each family at LADDER_MORE_SIZES as well."""
 LADDER_MORE_SIZES = (1024, 8192)
+LADDER_ROWS = [
+    problem(1, 128, 2048, "float32", batch=256, precision="highest"),
+    problem(1, 128, 2048, batch=256),
+]
+"""Probabilities times values, of attention with one query: for kernels that compute single rows. They read rhs once
+for every row.
+"""
 
 
 def ladder() -> list[Problem]:
-    """Squares in every dtype, float32 at both precisions.
+    """Squares in every dtype, float32 at both precisions; and LADDER_ROWS.
 
     float32 at DEFAULT is for the kernels that round to TF32: the others would do there what they do at HIGHEST.
     The layout is NN; for int8, XLA's dot transposes rhs first, and its time includes that.
     """
     kinds: list[tuple[str, Precision]] = [("float32", "highest"), *((dtype, "default") for dtype in OUT_DTYPES)]
-    return [
+    squares = [
         problem(size, size, size, dtype, precision=precision)
         for size in (LADDER_SIZE, *LADDER_MORE_SIZES)
         for dtype, precision in kinds
     ]
+    return squares + LADDER_ROWS
+
+
+def every_configuration(problem: Problem) -> bool:
+    """Whether all configurations of a kernel are measured on a problem of the ladder, and not only the best."""
+    return problem.m in (LADDER_SIZE, 1)
 
 
 LAYERS_NK = ((4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192), (8192, 28672), (10240, 8192))

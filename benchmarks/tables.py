@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from benchmarks.limits import LIMITS, arithmetic
 from benchmarks.results import Document, Header, MixedRow, Row, full_name, geomean, problem_of
-from benchmarks.shapes import LADDER_SIZE, Problem, ladder
+from benchmarks.shapes import LADDER_ROWS, LADDER_SIZE, Problem, ladder
 
 NOT_MEASURED = "n/a"
 PEER_NAMES = {"jnp": "jnp.dot", "jnp_cublas": "jnp.dot, cuBLAS only"}
@@ -63,8 +63,14 @@ def method(header: Header) -> str:
     return f"{caption(header)}: device time (median), normally distributed inputs, not in the L2 cache."
 
 
+def ladder_label(size: int) -> str:
+    """What the ladder's problems of so many rows are called."""
+    row = LADDER_ROWS[0]
+    return f"{row.batch} products of {row.m} x {row.n} x {row.k}" if size == row.m else f"{size}³"
+
+
 def ladder_rows(document: Document, size: int) -> dict[Problem, list[Row]]:
-    """Rows of the ladder at one size by problem, which is to say by dtype and precision, in ladder order."""
+    """Rows of the ladder at one M by problem, which is to say by dtype and precision, in ladder order."""
     groups: dict[Problem, list[Row]] = {problem: [] for problem in ladder() if problem.m == size}
     for row in document["rows"]:
         if row["suite"] == "ladder" and (problem := problem_of(row)) in groups:
@@ -82,9 +88,10 @@ def best_of_families(rows: Sequence[Row]) -> list[Row]:
 
 
 def fastest_of_families(rows: Iterable[Row], problem: Problem) -> dict[str, Row]:
-    """By family, what was measured to be fastest at LADDER_SIZE on a square like ``problem``."""
+    """By family, what was measured to be fastest at LADDER_SIZE on a square like ``problem``; or on it, if a row."""
     square = replace(problem, m=LADDER_SIZE, n=LADDER_SIZE, k=LADDER_SIZE)
-    found = [row for row in rows if row["suite"] == "ladder" and problem_of(row) == square]
+    wanted = problem if problem in LADDER_ROWS else square
+    found = [row for row in rows if row["suite"] == "ladder" and problem_of(row) == wanted]
     return {row["kernel"]: row for row in best_of_families(found)}
 
 

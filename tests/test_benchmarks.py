@@ -58,13 +58,16 @@ def test_dense_suite_has_the_agreed_problems() -> None:
 
 def test_ladder_suite_multiplies_float32_at_both_precisions() -> None:
     ladder = shapes.ladder()
-    assert len(ladder) == len(set(ladder)) == 18
+    squares = [problem for problem in ladder if problem not in shapes.LADDER_ROWS]
+    assert len(ladder) == len(set(ladder)) == len(squares) + 2 == 20
     assert {problem.dtype_label for problem in ladder} == {
         "float32, highest",
         "float32, default",
         *(dtype for dtype in shapes.OUT_DTYPES if dtype != "float32"),
     }
-    assert all(problem.m == problem.n == problem.k and problem.layout == "NN" for problem in ladder)
+    assert all(problem.m == problem.n == problem.k for problem in squares)
+    assert all(problem.m == 1 for problem in shapes.LADDER_ROWS)
+    assert all(problem.layout == "NN" for problem in ladder)
 
 
 def test_random_suite_is_drawn_once_and_for_all() -> None:
@@ -86,7 +89,9 @@ def test_random_suite_is_drawn_once_and_for_all() -> None:
 
 @pytest.mark.parametrize(("tf32", "expected"), [(False, ["highest"]), (True, ["default", "highest"])])
 def test_ladder_measures_the_default_of_float32_where_it_is_tf32(tf32: bool, expected: list[str]) -> None:
-    info = SimpleNamespace(name="a:1", family="a", dtypes=[("float32",) * 3], layouts=["NN"], tf32=tf32, highest=True)
+    info = SimpleNamespace(
+        name="a:1", family="a", dtypes=[("float32",) * 3], layouts=["NN"], tf32=tf32, highest=True, cta_tile=(8, 8, 8)
+    )
     found = [p for p in shapes.ladder() if p.m == shapes.LADDER_SIZE and peers.on_rung(cast(Any, info), p)]
     assert sorted(p.precision for p in found) == expected
 
@@ -139,7 +144,7 @@ def tree(tmp_path: Path) -> Path:
     rows = []
     for problem in shapes.ladder():
         if problem.lhs_dtype == "bfloat16" and problem.m <= 4096:
-            for name, us in FAKE_US.items():
+            for name, us in FAKE_US.items() if problem.m > 1 else {"slow:1": 30.0, "row:1": 20.0}.items():
                 rows.append(results.make_row("ladder", problem, name, (us, us, us), {"jnp": 100.0}, 0.5))
     rows += [
         results.make_row("dense", problem, "fast:2", (50.0, 49.0, 51.0), {"jnp": 100.0}, 0.5)
@@ -154,7 +159,7 @@ def tree(tmp_path: Path) -> Path:
     target.write_text(results.dumps(document_of(rows)))
     (tmp_path / "README.md").write_text(f"# Title\n\n{block('ladder')}\n\n{block('dense')}\n\nrest\n")
     (tmp_path / "docs").mkdir()
-    blocks = "\n\n".join(map(block, ("rung slow", "rung fast", "rung unmeasured", "counters")))
+    blocks = "\n\n".join(map(block, ("rung slow", "rung fast", "rung row", "rung unmeasured", "counters")))
     (tmp_path / "docs" / "ladder.md").write_text(f"# Rungs\n\n{blocks}\n\nrest\n")
     (tmp_path / "docs" / "host_cost.md").write_text(block("host cost"))
     (tmp_path / "docs" / "int4_benchmarks.md").write_text(block("int4"))
@@ -180,9 +185,12 @@ def test_render_writes_tables_and_plot_and_checks_them(tree: Path, capsys: pytes
 
     ladder = (tree / "docs" / "ladder.md").read_text()
     assert ladder.startswith("# Rungs\n") and ladder.endswith("\nrest\n") and "old" not in ladder
-    slow, fast, unmeasured, counters = ladder.split("<!-- begin ")[1:]
+    slow, fast, row, unmeasured, counters = ladder.split("<!-- begin ")[1:]
     assert "`slow:1`" in slow and "`fast:2`" not in slow
     assert "| `fast:2` | bfloat16 | 200.0 | 687 | 400.00 | 50 % | 80 % |" in fast
+    assert "\n256 products of 1 x 128 x 2048, NVIDIA" in row and "products" not in slow
+    assert "| `row:1` | bfloat16 | 20.0 | 6.7 | 1.50 |" in row
+    assert "## Ladder, bfloat16, 256 products of 1 x 128 x 2048\n" in page
     assert "Not measured yet." in unmeasured and "Not measured yet." in counters
 
     svg = tree / "docs" / "ladder.svg"

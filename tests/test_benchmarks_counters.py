@@ -17,21 +17,27 @@ from tests.benchmark_data import HEADER
 BFLOAT16 = shapes.problem(4096, 4096, 4096)
 HIGHEST = shapes.problem(4096, 4096, 4096, "float32", precision="highest")
 DEFAULT = shapes.problem(4096, 4096, 4096, "float32")
+ROW_HIGHEST, ROW = shapes.LADDER_ROWS
 
-REGISTRY: list[Any] = [
-    SimpleNamespace(name="simt:1", family="simt", dtypes=[("float32",) * 3], layouts=["NN"], tf32=False, highest=True),
-    *(
-        SimpleNamespace(
-            name=f"mma:{config}",
-            family="mma",
-            dtypes=[("bfloat16",) * 3, ("float32",) * 3],
-            layouts=["NN"],
-            tf32=True,
-            highest=True,
-        )
-        for config in ("64x64x32", "128x128x32")
-    ),
+ALL: list[Any] = [
+    SimpleNamespace(
+        name=name,
+        family=name.partition(":")[0],
+        dtypes=[(dtype,) * 3 for dtype in dtypes],
+        layouts=["NN"],
+        tf32=tf32,
+        highest=True,
+        cta_tile=tile,
+    )
+    for name, dtypes, tf32, tile in (
+        ("simt:1", ["float32"], False, (32, 32, 8)),
+        ("mma:64x64x32", ["bfloat16", "float32"], True, (64, 64, 32)),
+        ("mma:128x128x32", ["bfloat16", "float32"], True, (128, 128, 32)),
+        ("row:a", ["bfloat16", "float32"], False, (1, 4, 8)),
+        ("row:b", ["bfloat16", "float32"], False, (1, 8, 8)),
+    )
 ]
+REGISTRY = [info for info in ALL if info.family != "row"]
 ROWS = [
     results.make_row("ladder", problem, name, (us, us, us), {}, 0.5)
     for problem, name, us in (
@@ -39,6 +45,8 @@ ROWS = [
         (BFLOAT16, "mma:128x128x32", 200.0),
         (HIGHEST, "mma:64x64x32", 900.0),
         (HIGHEST, "simt:1", 2000.0),
+        (ROW, "row:a", 20.0),
+        (ROW, "row:b", 10.0),
     )
 ]
 
@@ -66,19 +74,20 @@ METRICS = {
 
 def plan(**wanted: Any) -> list[tuple[str, str]]:
     arguments = {"size": 4096, "dtype": None, "kernel": None, **wanted}
-    calls = counters.make_plan(REGISTRY, ROWS, **arguments)
+    calls = counters.make_plan(ALL, ROWS, **arguments)
     return [(call.kernel, call.problem.label) for call in calls]
 
 
 def test_plan_takes_the_fastest_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "lower", lambda problem, name: SimpleNamespace(kernel=f"{name}:chosen"))
-    assert plan() == [("simt:1", HIGHEST.label), ("mma:128x128x32", BFLOAT16.label)]
-    assert plan(size=1024)[1] == ("mma:128x128x32", "bfloat16 1024x1024x1024 NN")
+    assert plan() == [("simt:1", HIGHEST.label), ("mma:128x128x32", BFLOAT16.label), ("row:b", ROW.label)]
+    assert plan(size=1024)[1:] == [("mma:128x128x32", "bfloat16 1024x1024x1024 NN"), ("row:b", ROW.label)]
     # No row says which is the fastest at DEFAULT.
     assert plan(dtype="float32") == [
         ("simt:1", HIGHEST.label),
         ("mma:64x64x32", HIGHEST.label),
         ("mma:chosen", DEFAULT.label),
+        ("row:chosen", ROW_HIGHEST.label),
     ]
     assert plan(kernel="mma:64x64x32") == [("mma:64x64x32", BFLOAT16.label)]
     assert plan(kernel="mma") == [("mma:128x128x32", BFLOAT16.label)]

@@ -23,14 +23,20 @@ from tests.benchmark_data import HEADER
 class FakeKernel(SimpleNamespace):
     """An entry of the registry."""
 
+    layouts = ("NN",)
+    tf32 = False
+    highest = True
+    cta_tile = (64, 64, 64)
+
 
 DTYPES = [("bfloat16",) * 3, ("float32",) * 3]
 REGISTRY: list[Any] = [
-    FakeKernel(name="slow:1", family="slow", dtypes=DTYPES, layouts=["NN"], tf32=False, highest=True),
-    FakeKernel(name="fast:1", family="fast", dtypes=DTYPES, layouts=["NN", "NT"], tf32=False, highest=True),
-    FakeKernel(name="fast:2", family="fast", dtypes=DTYPES[:1], layouts=["NN"], tf32=False, highest=True),
+    FakeKernel(name="slow:1", family="slow", dtypes=DTYPES),
+    FakeKernel(name="fast:1", family="fast", dtypes=DTYPES, layouts=["NN", "NT"]),
+    FakeKernel(name="fast:2", family="fast", dtypes=DTYPES[:1]),
+    FakeKernel(name="row:1", family="row", dtypes=DTYPES, cta_tile=(1, 64, 64)),
 ]
-FAKE_US = {"slow:1": 80_000.0, "fast:1": 300.0, "fast:2": 200.0, "jnp": 100.0, "jnp_cublas": 110.0}
+FAKE_US = {"slow:1": 80_000.0, "fast:1": 300.0, "fast:2": 200.0, "row:1": 150.0, "jnp": 100.0, "jnp_cublas": 110.0}
 
 
 class FakeReference:
@@ -96,6 +102,12 @@ def test_driver_takes_only_the_best_configurations_at_other_sizes(driver: Any) -
     run, timed = driver()
     bench.run_all(run, work(shapes.problem(4096, 4096, 4096), shapes.problem(8192, 8192, 8192)), None)
     assert timed[1] == {"fast:2", "jnp", "jnp_cublas"}  # slow:1 would take 640 ms
+
+
+def test_driver_takes_kernels_of_single_rows_for_such_only(driver: Any) -> None:
+    run, timed = driver()
+    bench.run_all(run, work(shapes.problem(1024, 1024, 1024), shapes.LADDER_ROWS[1]), None)
+    assert timed == [{"slow:1", "fast:1", "fast:2", "row:1", "jnp", "jnp_cublas"}]
 
 
 def test_driver_does_not_time_wrong_results_and_goes_on(driver: Any) -> None:
