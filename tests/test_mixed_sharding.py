@@ -48,10 +48,12 @@ def place(mesh: Mesh, matrix: Any, spec: P) -> Any:
 
 
 def moved_weights(function: Callable[..., Any], *operands: Any) -> list[str]:
-    """The collectives of the compiled program whose results are of bytes, as packed codes are, or larger than x and
-    the result.
-    """
-    text = jax.jit(function).lower(*operands).compile().as_text()
+    """The collectives of the compiled program that :func:`moves_of_weights` finds."""
+    return moves_of_weights(jax.jit(function).lower(*operands).compile().as_text())
+
+
+def moves_of_weights(text: str) -> list[str]:
+    """Collectives whose results are of bytes, as packed codes are, or larger than x and the result."""
     moves = re.compile(rf"= \(?(\w+)\[([\d,]*)\].*\b({'|'.join(COLLECTIVES)})(-start)?\(")
     found = [(line.strip(), moves.search(line)) for line in text.splitlines()]
     return [
