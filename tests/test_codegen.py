@@ -17,18 +17,6 @@ from tests.codegen_instances import AtLeast, Expectation
 from tests.helpers import FAMILIES, ROOT
 
 
-@pytest.fixture(scope="module")
-def functions():
-    if (missing := sass.missing_tool()) is not None:
-        pytest.skip(f"{missing} is not installed")
-    return sass.disassemble(sass.built_module())
-
-
-@pytest.mark.slow
-def test_kernels_hold_the_instructions_that_their_tiles_ask_for(functions):
-    assert check_module([*_core.kernels(), *_core.mixed_kernels()], functions) == []
-
-
 def replaced(function, index, opcode):
     """The function with another opcode in one place."""
     instructions = list(function.instructions)
@@ -36,34 +24,41 @@ def replaced(function, index, opcode):
     return dataclasses.replace(function, instructions=instructions)
 
 
-def instances_of_family(functions, family):
-    found = [(function, find_instance(function, _core.kernels())) for function in functions]
-    return [(function, instance) for function, instance in found if instance and instance.info.family == family]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_one_instruction_less_in_a_real_main_loop_is_found(functions, family):
-    function, instance = instances_of_family(functions, family)[0]
-    expectation = codegen_expectations.EXPECTATIONS[family](instance)
+def check_that_one_instruction_less_is_found(function, instance):
+    expectation = codegen_expectations.EXPECTATIONS[instance.info.family](instance)
     exact = [pattern for pattern, number in expectation.k_tile.items() if isinstance(number, int) and number > 0]
     assert len(exact) >= 2
     loop = function.innermost_loops(expectation.main_loop)[0]
     for pattern in exact:
         index = next(i for i in sorted(loop.members) if matches(function.instructions[i].opcode, pattern))
-        assert check(replaced(function, index, "IADD3"), expectation), pattern
+        assert check(replaced(function, index, "IADD3"), expectation), (instance.info.name, pattern)
+
+
+def check_that_local_memory_is_found(found):
+    expectations = [
+        (function, codegen_expectations.EXPECTATIONS[instance.info.family](instance)) for function, instance in found
+    ]
+    # One that doesn't read the shared memory of other CTAs, which generic loads do.
+    function, expectation = next(pair for pair in reversed(expectations) if "LD" not in pair[1].kernel)
+    for opcode in ("LDL", "STL.64", "LDL.LU", "LD.E", "ST.E"):
+        wrong = check(replaced(function, 1, opcode), expectation)
+        assert wrong == [f"{function.kernel} on {function.arch} has 1 {opcode.split('.')[0]}, not 0"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("opcode", ["LDL", "STL.64", "LDL.LU", "LD.E", "ST.E"])
-def test_local_memory_in_a_real_kernel_is_found(functions, family, opcode):
-    found = instances_of_family(functions, family)
-    expectations = [(function, codegen_expectations.EXPECTATIONS[family](instance)) for function, instance in found]
-    # One that doesn't read the shared memory of other CTAs, which generic loads do.
-    function, expectation = next(pair for pair in reversed(expectations) if "LD" not in pair[1].kernel)
-    wrong = check(replaced(function, 1, opcode), expectation)
-    assert wrong == [f"{function.kernel} on {function.arch} has 1 {opcode.split('.')[0]}, not 0"]
+def test_kernels_hold_the_instructions_that_their_tiles_ask_for():
+    """And in a real kernel of every family the check finds what is wrong. One test, as every process that runs one
+    disassembles the module, which takes minutes.
+    """
+    if (missing := sass.missing_tool()) is not None:
+        pytest.skip(f"{missing} is not installed")
+    functions = sass.disassemble(sass.built_module())
+    assert check_module([*_core.kernels(), *_core.mixed_kernels()], functions) == []
+    instances = [(function, find_instance(function, _core.kernels())) for function in functions]
+    for family in FAMILIES:
+        found = [(code, instance) for code, instance in instances if instance and instance.info.family == family]
+        check_that_one_instruction_less_is_found(*found[0])
+        check_that_local_memory_is_found(found)
 
 
 def read_excerpt(name):

@@ -13,7 +13,7 @@ from tests.emulated.mutations import MUTATIONS
 from tests.emulator.build import CUDA
 from tests.emulator.library import Emulator, emulator
 
-SHARES_OF_MUTANTS = 3
+SHARES_OF_MUTANTS = 6
 """One in so many is compiled and tried unless all are asked for."""
 
 
@@ -23,10 +23,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def share_of_mutants(mutations: Sequence[Mutation], sources: str) -> set[str]:
-    """Names of one in SHARES_OF_MUTANTS, of every family: others after a change of ``sources``, a hash."""
+    """Names of one in SHARES_OF_MUTANTS, of every family at least one: others after a change of ``sources``, a hash."""
     first, families = int(sources[:8], 16) % SHARES_OF_MUTANTS, {mutation.family for mutation in mutations}
     of_family = [[mutation.name for mutation in mutations if mutation.family == family] for family in families]
-    return {name for names in of_family for name in names[first::SHARES_OF_MUTANTS]}
+    return {name for names in of_family for name in names[first % len(names) :: SHARES_OF_MUTANTS]}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
