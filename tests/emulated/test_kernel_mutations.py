@@ -209,10 +209,16 @@ def more_conflicts(emulator: Emulator, info: KernelInfo) -> str:
 
 
 @pytest.fixture(scope="module")
-def mutants(request: pytest.FixtureRequest) -> dict[str, Emulator]:
-    """The emulators that the tests of this run want, by the name of the mutation: built together, on all cores."""
+def taken(request: pytest.FixtureRequest) -> list[Mutation]:
+    """Those that the tests of this run want, in whichever of its processes; all of them if it wants none."""
     callspecs: list[Any] = [getattr(item, "callspec", None) for item in request.session.items]
-    taken = [callspec.params["mutation"] for callspec in callspecs if callspec and "mutation" in callspec.params]
+    found = [callspec.params["mutation"] for callspec in callspecs if callspec and "mutation" in callspec.params]
+    return found or list(MUTATIONS)
+
+
+@pytest.fixture(scope="module")
+def mutants(taken: list[Mutation]) -> dict[str, Emulator]:
+    """The emulators of what is taken, by the name of the mutation: built together, on all cores."""
     libraries = build_variants(
         {mutation.name: mutation.texts() for mutation in MUTATIONS}, [mutation.name for mutation in taken]
     )
@@ -227,8 +233,8 @@ def kernel_of(emulator: Emulator, mutation: Mutation) -> KernelInfo:
     return next(info for info in of_family if info.name.endswith(mutation.tile) or (info.bits and config in info.name))
 
 
-def test_kernels_are_unbroken_without_a_mutation(emulated: Emulator) -> None:
-    infos = {kernel_of(emulated, mutation).name: kernel_of(emulated, mutation) for mutation in MUTATIONS}
+def test_kernels_are_unbroken_without_a_mutation(emulated: Emulator, taken: list[Mutation]) -> None:
+    infos = {kernel_of(emulated, mutation).name: kernel_of(emulated, mutation) for mutation in taken}
     found = in_parallel(lambda info: fault_of(emulated, info) or more_conflicts(emulated, info), infos.values())
     assert not any(found), "\n\n".join(filter(None, found))
 

@@ -21,12 +21,13 @@ _TIMEOUT_S = 600
 
 
 def _runtime() -> str | None:
-    """AddressSanitizer's runtime of the compiler, which must be loaded before all else."""
+    """AddressSanitizer's runtime of the compiler, which must be loaded before all else. And that of C++: it looks for
+    the functions that throw as it starts, and intercepts those of Python modules that bring their own, too.
+    """
     compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
-    found = subprocess.run(
-        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return found if Path(found).is_absolute() else None
+    ask = [[compiler, f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so.6")]
+    found = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() for command in ask]
+    return ":".join(found) if all(Path(name).is_absolute() for name in found) else None
 
 
 RUNTIME = _runtime()
