@@ -73,6 +73,18 @@ def without_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Most of the time of tests on the CPU is XLA's, and many programs are compiled again: to be read after they were
+    run, by another test, or as ``few_programs`` emptied JAX's caches. Then they come from a folder of this process. Not
+    on a GPU, where compiling the kernels' calls is a part of what is tested.
+    """
+    if not cuda_devices():
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 TESTS_BETWEEN_CLEARS = 32
 _tests_run = itertools.count(1)
 
