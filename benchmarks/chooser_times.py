@@ -1,9 +1,9 @@
 """``python -m benchmarks.chooser_times``: the times that the model in cuda/select.cc is fitted to and tested against,
 tests/chooser_times*.json, measured again on the attached GPU: every tile of both pipelined families, with K split in
-every way that the model may think of, on each of the problems.
+every way that the model may think of, on each of the problems. With ``--rows``, what gemv is judged by: on
+products of one row or column, all of its tiles, what the model takes of each of the other two families, and jnp.dot.
 
-Both families, all tiles and splits of a problem run interleaved, as ``python -m jaxgemm tune`` has them. It takes two
-minutes.
+All that is measured of a problem runs interleaved, as ``python -m jaxgemm tune`` has it. It takes two minutes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import datetime
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,11 +27,14 @@ from jaxgemm._native import _core
 from jaxgemm._target import target_sm
 from jaxgemm._tuning_table import Key
 
+Sizes = tuple[int, int, int, int]
+"""(batch, m, n, k)"""
+
 FILES = {"mma_multistage": "chooser_times.json", "wgmma": "chooser_times_wgmma.json"}
 DTYPE, LAYOUT = "bfloat16", "NN"
 ROUNDS, MIN_ROUNDS, BUDGET_S = 11, 7, 1.0
 
-# (batch, m, n, k): squares, ragged ones, the layers of Llama-3 at numbers of tokens, few tiles and long sums, and
+# Squares, ragged ones, the layers of Llama-3 at numbers of tokens, few tiles and long sums, and
 # products of GPT-2's and ViT's training.
 SQUARES = [(1, size, size, size) for size in (256, 512, 1000, 1024, 1504, 2000, 2048, 3000, 4096, 8192)]
 LAYERS = [
@@ -58,12 +61,58 @@ TRAINING = [
 ]  # fmt: skip
 PROBLEMS = SQUARES + LAYERS + RAGGED + FEW_TILES + TRAINING
 
+
+JNP = "jnp"
+"""Stands for XLA's own dot."""
+ROWS_FAMILY, ROWS_FILE = "gemv", "chooser_times_gemv.json"
+
+
+def row_keys() -> list[Key]:
+    """Products of one row or column: the layers of language models for one token, attention with one query (scores and
+    values), short and long sums, few columns, sizes that no vector divides.
+    """
+    layers = [
+        (256, 256),
+        (1024, 1024),
+        (4096, 4096),
+        (1024, 4096),
+        (14336, 4096),
+        (4096, 14336),
+        (28672, 8192),
+        (768, 3072),
+    ]
+    others = [(1000, 999), (1001, 4096), (4097, 4097), (64, 65536), (8, 8192), (8, 4096), (128, 7168)]
+    heads = [
+        (256, 512, 128), (256, 128, 512), (32, 1024, 64), (32, 64, 1024), (512, 577, 80), (512, 80, 577), (96, 49, 64),
+        (64, 512, 512), (16, 2048, 1024), (64, 2048, 128), (64, 128, 2048), (4096, 128, 64), (64, 333, 77),
+    ]  # fmt: skip
+    both = [(1, 1, n, k) for n, k in layers + others] + [(batch, 1, n, k) for batch, n, k in heads]
+    keys = [_key("bfloat16", layout, sizes) for layout in ("NN", "NT") for sizes in both]
+    keys += [
+        _key("bfloat16", layout, sizes) for layout, sizes in (("NN", (1, 50257, 1, 768)), ("NT", (1, 1, 50257, 768)))
+    ]
+    wide = [(1, 1, 1024, 1024), (1, 1, 4096, 4096), (1, 1, 1000, 999), (256, 1, 512, 128), (32, 1, 64, 1024)]
+    keys += [_key("float32", layout, sizes) for layout in ("NN", "NT") for sizes in wide]
+    columns = [(1, 4096, 1, 4096), (64, 512, 1, 512), (256, 128, 1, 512), (1, 4096, 1, 64), (1, 100, 1, 2048)]
+    keys += [_key("bfloat16", layout, sizes) for layout in ("NN", "TN") for sizes in columns]
+    return keys + [_key("float32", layout, (1, 1000, 1, 999)) for layout in ("NN", "TN")]
+
+
+def _key(dtype: str, layout: str, sizes: Sizes) -> Key:
+    return Key(dtype, dtype, dtype, "highest" if dtype == "float32" else "default", layout, *sizes)
+
+
 _SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 WHAT = (
     "microseconds of all kernels of a call by CUPTI, median, and one more for a second kernel, which adds up sums of "
     "several splits; tiles, splits and families interleaved in random order, operands rotating through twice the L2 "
     "cache; 'tail': K is split of those tiles only that are left over when each multiprocessor has had as many whole "
     "ones as the others"
+)
+ROWS_WHAT = (
+    "microseconds of all kernels of a call by CUPTI, median, and one more for each kernel but the first: of every tile "
+    "of gemv, of what the model takes of the other families, and of jax.lax.dot_general; interleaved in random order, "
+    "operands rotating through twice the L2 cache"
 )
 GAP_US = 1.0
 """Between two kernels of a call, which CUPTI does not count: by so much longer than its times were those between two
@@ -88,7 +137,7 @@ class Cell:
         return self.split[0] > 0
 
 
-def cells(info: _core.KernelInfo, sizes: tuple[int, int, int, int]) -> Iterator[Cell]:
+def cells(info: _core.KernelInfo, sizes: Sizes) -> Iterator[Cell]:
     """Every way to run a problem that is worth a try, as ``plan`` in cuda/select.cc sees it."""
     batch, m, n, k = sizes
     tile_m, tile_n, tile_k = info.cta_tile
@@ -106,19 +155,33 @@ def cells(info: _core.KernelInfo, sizes: tuple[int, int, int, int]) -> Iterator[
             yield Cell(info.name, (whole, splits))
 
 
-def measure(sizes: tuple[int, int, int, int], sm: int) -> dict[Cell, float]:
-    """Microseconds of every cell of a problem."""
-    key = Key(DTYPE, DTYPE, DTYPE, "default", LAYOUT, *sizes)
+def every_cell(key: Key, sm: int) -> list[Cell]:
+    """Of both pipelined families."""
     infos = [info for info in _core.kernels() if info.family in FILES]
     able = _choose.able_kernels(_tune.request_of(key), _choose.native_problem(_tune.request_of(key), sm))
-    tried = [cell for info in infos if info.name in able for cell in cells(info, sizes)]
+    sizes = (key.batch, key.m, key.n, key.k)
+    return [cell for info in infos if info.name in able for cell in cells(info, sizes)]
+
+
+def row_cells(key: Key, sm: int) -> list[Cell]:
+    """All tiles of gemv, what the model takes of the others, split as it does, and JNP."""
+    native = _choose.native_problem(_tune.request_of(key), sm)
+    able = _choose.able_kernels(_tune.request_of(key), native)
+    families = [family for family in FILES if any(name.startswith(f"{family}:") for name in able)]
+    chosen = [_core.select(native, family) for family in families]
+    own = [Cell(name) for name in able if name.startswith(f"{ROWS_FAMILY}:")]
+    return [*own, *(Cell(name, _choose.BY_MODEL) for name in chosen), Cell(JNP)]
+
+
+def measure(key: Key, tried: Sequence[Cell]) -> dict[Cell, float]:
+    """Microseconds of every cell of a problem."""
     operands = _timing.rotating_arg_sets(functools.partial(_tune._operands, key), _tune._operand_bytes(key))
     lowered = {}
     model = _choose.BY_MODEL
     try:
         for cell in tried:
             _choose.BY_MODEL = cell.split  # what a problem asks for where nobody names a split: read when it is traced
-            function = _tune.kernel_function(key, cell.kernel)
+            function = _tune.jax_function(key) if cell.kernel == JNP else _tune.kernel_function(key, cell.kernel)
             lowered[repr(cell)] = function.lower(*operands[0])  # type: ignore[attr-defined]
     finally:
         _choose.BY_MODEL = model
@@ -130,7 +193,7 @@ def measure(sizes: tuple[int, int, int, int], sm: int) -> dict[Cell, float]:
     return {cell: timing.us + GAP_US * (len(timing.kernels) - 1) for cell, timing in found.items()}
 
 
-def rows(family: str, found: dict[tuple[int, int, int, int], dict[Cell, float]]) -> Iterator[dict[str, object]]:
+def rows(family: str, found: dict[Sizes, dict[Cell, float]]) -> Iterator[dict[str, object]]:
     """One row for each problem and way to split K, with the times of all tiles that were split so."""
     for (batch, m, n, k), times in found.items():
         own = {cell: us for cell, us in times.items() if cell.kernel.startswith(f"{family}:")}
@@ -143,24 +206,39 @@ def rows(family: str, found: dict[tuple[int, int, int, int], dict[Cell, float]])
             yield {"batch": batch, "m": m, "n": n, "k": k, "splits": splits, "tail": tail, "us": us}
 
 
+def row_of(key: Key, times: dict[Cell, float]) -> dict[str, object]:
+    """A problem of one row or column."""
+    sizes = {"batch": key.batch, "m": key.m, "n": key.n, "k": key.k}
+    us = {cell.kernel: float(f"{time_us:.4g}") for cell, time_us in times.items()}
+    return {"dtype": key.lhs_dtype, "precision": key.precision, "layout": key.layout, **sizes, "us": us}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chooser_times", description=__doc__)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "tests", help="folder to write to (default: tests)")
+    parser.add_argument("--rows", action="store_true", help=f"what {ROWS_FAMILY} is judged by, and not the others")
     arguments = parser.parse_args()
     console = Console()
-    found: dict[tuple[int, int, int, int], dict[Cell, float]] = {}
-    for sizes in PROBLEMS:
-        found[sizes] = measure(sizes, target_sm())
-        best = min(found[sizes], key=found[sizes].__getitem__)
-        console.print(f"{sizes}: {len(found[sizes])} ways, {found[sizes][best]:.1f} us {best.kernel} {best.splits}")
+    found: dict[Key, dict[Cell, float]] = {}
+    ways = row_cells if arguments.rows else every_cell
+    for key in row_keys() if arguments.rows else [_key(DTYPE, LAYOUT, sizes) for sizes in PROBLEMS]:
+        found[key] = measure(key, ways(key, target_sm()))
+        best = min(found[key], key=found[key].__getitem__)
+        console.print(f"{key}: {len(found[key])} ways, {found[key][best]:.1f} us {best.kernel} {best.splits}")
         jax.clear_caches()
-    header = {
-        "device": jax.devices()[0].device_kind, "date": datetime.date.today().isoformat(), "dtype": DTYPE,
-        "layout": LAYOUT,
-    }  # fmt: skip
+    header = {"device": jax.devices()[0].device_kind, "date": datetime.date.today().isoformat()}
+    if arguments.rows:
+        document = header | {
+            "family": ROWS_FAMILY,
+            "what": ROWS_WHAT,
+            "rows": [row_of(*item) for item in found.items()],
+        }
+        replace_text(arguments.out / ROWS_FILE, dumps(document))
+        return
+    by_sizes = {(key.batch, key.m, key.n, key.k): times for key, times in found.items()}
     for family, name in FILES.items():
-        document = header | {"family": family, "what": WHAT, "rows": list(rows(family, found))}
-        replace_text(arguments.out / name, dumps(document))
+        shared = {"dtype": DTYPE, "layout": LAYOUT, "family": family, "what": WHAT}
+        replace_text(arguments.out / name, dumps(header | shared | {"rows": list(rows(family, by_sizes))}))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,24 @@ from typing import Any
 import pytest
 
 from benchmarks import chooser_times
-from benchmarks.chooser_times import FILES, GAP_US, PROBLEMS, Cell, cells, measure, rows
+from benchmarks.chooser_times import (
+    FILES,
+    GAP_US,
+    JNP,
+    PROBLEMS,
+    Cell,
+    cells,
+    every_cell,
+    measure,
+    row_cells,
+    row_keys,
+    row_of,
+    rows,
+)
 from jaxgemm import _choose, _timing
 from jaxgemm._native import _core
 from jaxgemm._timing import Timing
+from jaxgemm._tuning_table import Key
 from tests.helpers import problem
 
 DTYPES = {"lhs_dtype": "bfloat16", "rhs_dtype": "bfloat16", "out_dtype": "bfloat16"}
@@ -70,12 +84,17 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: Timing(5.0, 5.0, 5.0, kernels[name], 9, "cupti") for name in functions}
 
     monkeypatch.setattr("jaxgemm._tune.kernel_function", Program)
+    monkeypatch.setattr("jaxgemm._tune.jax_function", lambda key: Program(key, JNP))
     monkeypatch.setattr(_timing, "compare", compare)
     monkeypatch.setattr(_timing, "rotating_arg_sets", lambda make_args, nbytes: [(0, 0)])
     sizes = (1, 64, 96, 4096)
-    times = measure(sizes, 90)
+    key = Key("bfloat16", "bfloat16", "bfloat16", "default", "NN", *sizes)
+    times = measure(key, every_cell(key, 90))
     assert asked == [(cell.kernel, cell.split) for info in INFOS.values() for cell in cells(info, sizes)]
     assert _choose.BY_MODEL == (0, 0)
+    asked.clear()
+    measure(key, row_cells(key, 90)[-2:])
+    assert [name for name, _ in asked] == [_core.select(problem(64, 96, 4096, sm=90, **DTYPES), "wgmma"), JNP]
     assert {times[cell] for cell in times if cell.splits == 8} == {5.0 + GAP_US}
     assert {times[cell] for cell in times if cell.splits != 8} == {5.0}
 
@@ -94,3 +113,29 @@ def test_rows_have_the_tiles_that_were_split_alike() -> None:
         sizes | {"splits": 1, "tail": False, "us": {"a": 1.235, "b": 2.0}},
         sizes | {"splits": 2, "tail": True, "us": {"b": 3.0}},
     ]
+
+
+def test_of_single_rows_every_tile_of_gemv_is_measured_and_one_of_each_other_family() -> None:
+    keys = row_keys()
+    assert len(set(keys)) == len(keys)
+    assert {(key.lhs_dtype, key.layout) for key in keys if key.m == 1} >= {("bfloat16", "NT"), ("float32", "NN")}
+    for key in keys:
+        assert 1 in (key.m, key.n)
+        *tried, last = row_cells(key, 90)
+        assert last == Cell(JNP)
+        own = [info for info in _core.kernels() if info.family == "gemv"]
+        dtypes = (key.lhs_dtype, key.rhs_dtype, key.out_dtype)
+        tiles = [cell.kernel for cell in tried if cell.kernel.startswith("gemv:")]
+        assert tiles == [info.name for info in own if dtypes in info.dtypes]
+        others = [cell.kernel.partition(":")[0] for cell in tried if cell.kernel not in tiles]
+        assert others == list(FILES) if key.lhs_dtype == "bfloat16" else set(others) <= set(FILES)
+        assert all(cell.split == ((0, 0) if cell.kernel not in tiles else (0, 1)) for cell in tried)
+
+
+def test_a_row_of_what_gemv_is_judged_by() -> None:
+    key = Key("float32", "float32", "float32", "highest", "NT", 2, 1, 8, 16)
+    times = {Cell("gemv:a"): 1.23456, Cell("wgmma:b", (0, 0)): 20.0}
+    assert row_of(key, times) == {
+        "dtype": "float32", "precision": "highest", "layout": "NT", "batch": 2, "m": 1, "n": 8, "k": 16,
+        "us": {"gemv:a": 1.235, "wgmma:b": 20.0},
+    }  # fmt: skip
