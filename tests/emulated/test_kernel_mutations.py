@@ -14,7 +14,7 @@ from jaxgemm._choose import NO_SPLIT
 from tests.edge_shapes import LAYOUTS as ALL_LAYOUTS
 from tests.edge_shapes import Case, Shape, deep_shape, long_shape
 from tests.emulated import mixed
-from tests.emulated.conftest import SHARES_OF_MUTANTS, share_of_mutants
+from tests.emulated.conftest import MANY_CASES, SHARES_OF_CASES, SHARES_OF_MUTANTS, share_of_cases, share_of_mutants
 from tests.emulated.mutation import LAYOUTS, Mutation
 from tests.emulated.mutations import MUTATIONS
 from tests.emulated.support import (
@@ -259,3 +259,11 @@ def test_shares_of_mutants_are_all_mutants_and_of_every_family() -> None:
     assert max(sizes) <= len(MUTATIONS) / SHARES_OF_MUTANTS + len({m.family for m in MUTATIONS})
     for share in shares:
         assert {m.family for m in MUTATIONS if m.name in share} == {m.family for m in MUTATIONS}
+
+
+def test_shares_of_cases_are_all_cases() -> None:
+    cases = [str(number) for number in range(MANY_CASES + 1)]
+    shares = [share_of_cases(cases, f"{number:08x}" + 32 * "0") for number in range(SHARES_OF_CASES)]
+    assert sorted(case for share in shares for case in share) == sorted(cases)
+    assert max(map(len, shares)) <= len(cases) // SHARES_OF_CASES + 1
+    assert share_of_cases(cases[:-2], 40 * "1") == set(cases[:-2]), "few are all run"

@@ -58,8 +58,8 @@ def test_kernels_are_clean(library: Path, emulated: Emulator) -> None:
         assert "Sanitizer" not in done.stderr
         assert "runtime error" not in done.stderr
         products += sum(map(int, re.findall(r"right products: (\d+)", done.stdout)))
-    # Of a family of the registry one for each length of k-tile is there, see build(); of the others all are.
-    kernels = {(info.family, info.cta_tile[2] if "." not in info.family else info.name) for info in taken}
+    # Of a family of the registry one is there, see build(); of the others all are.
+    kernels = {info.family if "." not in info.family else info.name for info in taken}
     assert products == len(LAYOUTS) * len(kernels)
 
 
