@@ -3,7 +3,8 @@ tests/chooser_times*.json, measured again on the attached GPU: every tile of bot
 every way that the model may think of, on each of the problems. With ``--rows``, what gemv is judged by: on
 products of one row or column, all of its tiles, what the model takes of each of the other two families, and jnp.dot.
 
-All that is measured of a problem runs interleaved, as ``python -m jaxgemm tune`` has it. It takes two minutes.
+All that is measured of a problem runs interleaved, as ``python -m jaxgemm tune`` has it. It takes two minutes, but
+for ``--rows``, which nobody has timed yet.
 """
 
 from __future__ import annotations
@@ -155,12 +156,15 @@ def cells(info: _core.KernelInfo, sizes: Sizes) -> Iterator[Cell]:
             yield Cell(info.name, (whole, splits))
 
 
+def sizes_of(key: Key) -> Sizes:
+    return key.batch, key.m, key.n, key.k
+
+
 def every_cell(key: Key, sm: int) -> list[Cell]:
     """Of both pipelined families."""
     infos = [info for info in _core.kernels() if info.family in FILES]
     able = _choose.able_kernels(_tune.request_of(key), _choose.native_problem(_tune.request_of(key), sm))
-    sizes = (key.batch, key.m, key.n, key.k)
-    return [cell for info in infos if info.name in able for cell in cells(info, sizes)]
+    return [cell for info in infos if info.name in able for cell in cells(info, sizes_of(key))]
 
 
 def row_cells(key: Key, sm: int) -> list[Cell]:
@@ -208,7 +212,7 @@ def rows(family: str, found: dict[Sizes, dict[Cell, float]]) -> Iterator[dict[st
 
 def row_of(key: Key, times: dict[Cell, float]) -> dict[str, object]:
     """A problem of one row or column."""
-    sizes = {"batch": key.batch, "m": key.m, "n": key.n, "k": key.k}
+    sizes = dict(zip(("batch", "m", "n", "k"), sizes_of(key), strict=True))
     us = {cell.kernel: float(f"{time_us:.4g}") for cell, time_us in times.items()}
     return {"dtype": key.lhs_dtype, "precision": key.precision, "layout": key.layout, **sizes, "us": us}
 
@@ -235,7 +239,7 @@ def main() -> None:
         }
         replace_text(arguments.out / ROWS_FILE, dumps(document))
         return
-    by_sizes = {(key.batch, key.m, key.n, key.k): times for key, times in found.items()}
+    by_sizes = {sizes_of(key): times for key, times in found.items()}
     for family, name in FILES.items():
         shared = {"dtype": DTYPE, "layout": LAYOUT, "family": family, "what": WHAT}
         replace_text(arguments.out / name, dumps(header | shared | {"rows": list(rows(family, by_sizes))}))
