@@ -3,8 +3,7 @@ tests/chooser_times*.json, measured again on the attached GPU: every tile of bot
 every way that the model may think of, on each of the problems. With ``--rows``, what gemv is judged by: on
 products of one row or column, all of its tiles, what the model takes of each of the other two families, and jnp.dot.
 
-All that is measured of a problem runs interleaved, as ``python -m jaxgemm tune`` has it. It takes two minutes, but
-for ``--rows``, which nobody has timed yet.
+All that is measured of a problem runs interleaved, as ``python -m jaxgemm tune`` has it. It takes two minutes.
 """
 
 from __future__ import annotations
@@ -217,6 +216,26 @@ def row_of(key: Key, times: dict[Cell, float]) -> dict[str, object]:
     return {"dtype": key.lhs_dtype, "precision": key.precision, "layout": key.layout, **sizes, "us": us}
 
 
+def documents(found: dict[Key, dict[Cell, float]], of_rows: bool) -> dict[str, dict[str, object]]:
+    """By the file's name, without what is the same for all."""
+    if of_rows:
+        rows_of_keys = [row_of(*item) for item in found.items()]
+        return {ROWS_FILE: {"family": ROWS_FAMILY, "what": ROWS_WHAT, "rows": rows_of_keys}}
+    by_sizes = {sizes_of(key): times for key, times in found.items()}
+    shared = {"dtype": DTYPE, "layout": LAYOUT, "what": WHAT}
+    return {name: shared | {"family": family, "rows": list(rows(family, by_sizes))} for family, name in FILES.items()}
+
+
+def documents(found: dict[Key, dict[Cell, float]], of_rows: bool) -> dict[str, dict[str, object]]:
+    """By the file's name, without what is the same for all."""
+    if of_rows:
+        rows_of_keys = [row_of(*item) for item in found.items()]
+        return {ROWS_FILE: {"family": ROWS_FAMILY, "what": ROWS_WHAT, "rows": rows_of_keys}}
+    by_sizes = {sizes_of(key): times for key, times in found.items()}
+    shared = {"dtype": DTYPE, "layout": LAYOUT, "what": WHAT}
+    return {name: shared | {"family": family, "rows": list(rows(family, by_sizes))} for family, name in FILES.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chooser_times", description=__doc__)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "tests", help="folder to write to (default: tests)")
@@ -225,24 +244,15 @@ def main() -> None:
     console = Console()
     found: dict[Key, dict[Cell, float]] = {}
     ways = row_cells if arguments.rows else every_cell
+    header = {"device": jax.devices()[0].device_kind, "date": datetime.date.today().isoformat()}
+    header = {"device": jax.devices()[0].device_kind, "date": datetime.date.today().isoformat()}
     for key in row_keys() if arguments.rows else [_key(DTYPE, LAYOUT, sizes) for sizes in PROBLEMS]:
         found[key] = measure(key, ways(key, target_sm()))
         best = min(found[key], key=found[key].__getitem__)
         console.print(f"{key}: {len(found[key])} ways, {found[key][best]:.1f} us {best.kernel} {best.splits}")
         jax.clear_caches()
-    header = {"device": jax.devices()[0].device_kind, "date": datetime.date.today().isoformat()}
-    if arguments.rows:
-        document = header | {
-            "family": ROWS_FAMILY,
-            "what": ROWS_WHAT,
-            "rows": [row_of(*item) for item in found.items()],
-        }
-        replace_text(arguments.out / ROWS_FILE, dumps(document))
-        return
-    by_sizes = {sizes_of(key): times for key, times in found.items()}
-    for family, name in FILES.items():
-        shared = {"dtype": DTYPE, "layout": LAYOUT, "family": family, "what": WHAT}
-        replace_text(arguments.out / name, dumps(header | shared | {"rows": list(rows(family, by_sizes))}))
+        for name, document in documents(found, arguments.rows).items():  # so far: a run may be cut off
+            replace_text(arguments.out / name, dumps(header | document))
 
 
 if __name__ == "__main__":
