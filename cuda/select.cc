@@ -133,11 +133,12 @@ int64_t load_width(const MatrixView& view, int64_t element_bytes) {
   return element_bytes;
 }
 
-// Of such kernels: a CTA without its k-tiles; what the estimates of others leave out where there is one row; DRAM.
-// Then, of vectors and of elements one by one: a k-tile, while others of the ring are under way, and its instructions
-// alone. Fitted to 77 problems on an H100 (rms 15 %), then to choosing among all families (docs/tried.md); the rate of
-// DRAM, 2.8e6 there, is an H200's by the data sheets, 4.8 to 3.35.
-constexpr double kVectorCtaUs = 1.3, kLeftOutUs = 0.9, kVectorDramBytesPerUs = 4.1e6;
+// Of such kernels: a CTA without its k-tiles, and what of it its multiprocessor does for no other meanwhile; what the
+// estimates of others leave out where there is one row; DRAM. Then, of vectors and of elements one by one: a ring of
+// k-tiles, while others are under way, and the instructions of a k-tile alone. Fitted to products of one row on an
+// H100, then to choosing among all families there (docs/tried.md, tests/chooser_times_gemv.json); the rate of
+// DRAM, 3.1e6 there, is an H200's by the data sheets, 4.8 to 3.35.
+constexpr double kVectorCtaUs = 1.3, kVectorAloneUs = 0.1, kLeftOutUs = 0.9, kVectorDramBytesPerUs = 4.5e6;
 struct VectorRates {
   double ring_us, issue_us;
 };
@@ -155,10 +156,10 @@ double vector_us(const KernelInfo& info, const Problem& p) {
   const VectorRates& rates = vectors ? kByVectors : kByElements;
   const int64_t ctas = p.batch * rows * ceil_div(outs, info.cta_tile.n), sms = planned_multiprocessors(p.sm);
   const double k_tiles = static_cast<double>(ceil_div(p.K, info.cta_tile.k));
-  const double k_tile_us = rates.ring_us / info.stages * times;
-  const double wait_us =
-      static_cast<double>(ceil_div(ctas, sms * info.resident_ctas)) * (kVectorCtaUs + k_tiles * k_tile_us);
-  const double issue_us = static_cast<double>(ceil_div(ctas, sms)) * k_tiles * rates.issue_us;
+  const double rings = std::max(1.0, k_tiles / info.stages);  // the k-tiles of a ring come together
+  const double cta_us = kVectorCtaUs + rings * rates.ring_us * std::sqrt(times);
+  const double wait_us = static_cast<double>(ceil_div(ctas, sms * info.resident_ctas)) * cta_us;
+  const double issue_us = static_cast<double>(ceil_div(ctas, sms)) * (kVectorAloneUs + k_tiles * rates.issue_us);
   const double bytes = static_cast<double>(p.batch * rows * outs) * static_cast<double>(p.K * element_bytes) * times;
   return both_us(both_us(wait_us, issue_us), bytes / kVectorDramBytesPerUs) - kLeftOutUs;
 }

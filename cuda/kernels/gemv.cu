@@ -37,10 +37,12 @@ struct TileConfig {
   };
 };
 
+struct Config1x1x2048 : TileConfig<2, 1, 4, 3> {};
 struct Config1x4x512 : TileConfig<2, 4, 4, 3> {};
 struct Config1x16x128 : TileConfig<2, 16, 4, 3> {};
 struct Config1x64x32 : TileConfig<2, 64, 2, 5> {};
 struct Config1x128x16 : TileConfig<2, 128, 2, 5> {};
+struct Config1x1x1024 : TileConfig<4, 1, 4, 4> {};
 struct Config1x4x256 : TileConfig<4, 4, 4, 4> {};
 struct Config1x16x64 : TileConfig<4, 16, 4, 4> {};
 struct Config1x64x16 : TileConfig<4, 64, 4, 4> {};
@@ -236,5 +238,6 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &no_workspace};
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(gemv, &kKernel<Config1x4x512>, &kKernel<Config1x16x128>, &kKernel<Config1x64x32>,
-               &kKernel<Config1x128x16>, &kKernel<Config1x4x256>, &kKernel<Config1x16x64>, &kKernel<Config1x64x16>)
+JAXGEMM_FAMILY(gemv, &kKernel<Config1x1x2048>, &kKernel<Config1x4x512>, &kKernel<Config1x16x128>,
+               &kKernel<Config1x64x32>, &kKernel<Config1x128x16>, &kKernel<Config1x1x1024>, &kKernel<Config1x4x256>,
+               &kKernel<Config1x16x64>, &kKernel<Config1x64x16>)
