@@ -219,20 +219,10 @@ def row_of(key: Key, times: dict[Cell, float]) -> dict[str, object]:
 def documents(found: dict[Key, dict[Cell, float]], of_rows: bool) -> dict[str, dict[str, object]]:
     """By the file's name, without what is the same for all."""
     if of_rows:
-        rows_of_keys = [row_of(*item) for item in found.items()]
-        return {ROWS_FILE: {"family": ROWS_FAMILY, "what": ROWS_WHAT, "rows": rows_of_keys}}
+        own: dict[str, object] = {"family": ROWS_FAMILY, "what": ROWS_WHAT}
+        return {ROWS_FILE: own | {"rows": [row_of(*item) for item in found.items()]}}
     by_sizes = {sizes_of(key): times for key, times in found.items()}
-    shared = {"dtype": DTYPE, "layout": LAYOUT, "what": WHAT}
-    return {name: shared | {"family": family, "rows": list(rows(family, by_sizes))} for family, name in FILES.items()}
-
-
-def documents(found: dict[Key, dict[Cell, float]], of_rows: bool) -> dict[str, dict[str, object]]:
-    """By the file's name, without what is the same for all."""
-    if of_rows:
-        rows_of_keys = [row_of(*item) for item in found.items()]
-        return {ROWS_FILE: {"family": ROWS_FAMILY, "what": ROWS_WHAT, "rows": rows_of_keys}}
-    by_sizes = {sizes_of(key): times for key, times in found.items()}
-    shared = {"dtype": DTYPE, "layout": LAYOUT, "what": WHAT}
+    shared: dict[str, object] = {"dtype": DTYPE, "layout": LAYOUT, "what": WHAT}
     return {name: shared | {"family": family, "rows": list(rows(family, by_sizes))} for family, name in FILES.items()}
 
 
@@ -244,7 +234,6 @@ def main() -> None:
     console = Console()
     found: dict[Key, dict[Cell, float]] = {}
     ways = row_cells if arguments.rows else every_cell
-    header = {"device": jax.devices()[0].device_kind, "date": datetime.date.today().isoformat()}
     header = {"device": jax.devices()[0].device_kind, "date": datetime.date.today().isoformat()}
     for key in row_keys() if arguments.rows else [_key(DTYPE, LAYOUT, sizes) for sizes in PROBLEMS]:
         found[key] = measure(key, ways(key, target_sm()))

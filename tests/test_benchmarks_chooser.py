@@ -14,6 +14,8 @@ from benchmarks.chooser_times import (
     GAP_US,
     JNP,
     PROBLEMS,
+    ROWS_FILE,
+    ROWS_WHAT,
     Cell,
     cells,
     every_cell,
@@ -62,6 +64,17 @@ def test_the_committed_files_are_of_all_problems_and_tiles(family: str, name: st
     assert list(whole) == PROBLEMS
     tiles = {info.config for info in INFOS.values() if info.family == family}
     assert all(measured == tiles for measured in whole.values()), "python -m benchmarks.chooser_times measures again"
+
+
+def test_the_committed_file_of_single_rows_is_of_all_problems_and_tiles() -> None:
+    document = json.loads((Path(__file__).parent / ROWS_FILE).read_text())
+    assert document["what"] == ROWS_WHAT
+    for key, row in zip(row_keys(), document["rows"], strict=True):
+        assert {**row, "us": {}} == row_of(key, {})
+        tiles = [cell.kernel for cell in row_cells(key, 90) if cell.kernel.startswith("gemv:")]
+        measured = [name for name in row["us"] if name.startswith("gemv:")]
+        assert measured == tiles, "python -m benchmarks.chooser_times --rows measures again"
+        assert JNP in row["us"]
 
 
 def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
