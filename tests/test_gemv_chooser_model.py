@@ -36,7 +36,7 @@ def geometric_mean(numbers: list[float]) -> float:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(str(row[name]) for name in row if name != "us"))
 def test_choice_is_nearly_the_fastest(row: dict[str, Any]) -> None:
-    assert loss(row) < 1.3
+    assert loss(row) < 1.35
 
 
 def test_choices_are_nearly_the_fastest_on_average() -> None:
