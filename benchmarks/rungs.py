@@ -21,6 +21,8 @@ from benchmarks.tables import (
 )
 
 NOTHING_YET = "Not measured yet."
+SIZES = (LADDER_SIZE, LADDER_ROWS[0].m)
+"""M of what a rung may be measured at: squares, single rows."""
 
 STALL_NAMES = {
     "long_scoreboard": "global memory",
@@ -52,18 +54,23 @@ def rung_sections(text: str) -> list[str]:
     return re.findall(r"<!-- begin rung (\w+) -->", text)
 
 
-def figures(document: Document, family: str) -> str | None:
-    """The family's best configurations at LADDER_SIZE, or else of single rows; None if it was not measured."""
-    for size in (LADDER_SIZE, LADDER_ROWS[0].m):
-        lines = [
-            cells
-            for rows in ladder_rows(document, size).values()
-            for found, cells in ladder_lines(document, rows)
-            if found == family
-        ]
-        if lines:
-            return f"{ladder_label(size)}, {caption(document)}:\n\n{table(LADDER_HEADER, lines)}"
-    return None
+def figures(documents: Sequence[Document], family: str) -> list[str]:
+    """The family's best configurations at LADDER_SIZE, by document; of single rows, if nobody measured it there."""
+    for size in SIZES:
+        found = [part for document in documents if (part := _figures(document, family, size))]
+        if found:
+            return found
+    return []
+
+
+def _figures(document: Document, family: str, size: int) -> str | None:
+    lines = [
+        cells
+        for rows in ladder_rows(document, size).values()
+        for found, cells in ladder_lines(document, rows)
+        if found == family
+    ]
+    return f"{ladder_label(size)}, {caption(document)}:\n\n{table(LADDER_HEADER, lines)}" if lines else None
 
 
 def _percent(key: str) -> Callable[[Counters], str]:
@@ -112,7 +119,7 @@ def counter_line(row: CounterRow) -> list[str]:
 def counter_table(document: CounterDocument, family: str | None = None) -> str | None:
     """The counters at LADDER_SIZE, and of single rows, of a family or of all; None if there are none."""
     tables = []
-    for size in (LADDER_SIZE, LADDER_ROWS[0].m):
+    for size in SIZES:
         lines = [counter_line(row) for row in document["rows"] if row["m"] == size and family in (None, row["kernel"])]
         if lines:
             cells = table(["kernel", "<dtype, precision", *COUNTER_COLUMNS], lines)
@@ -125,8 +132,7 @@ def ladder_page(text: str, documents: Sequence[Document], counters: Sequence[Cou
     where = "docs/ladder.md"
     measured = dict.fromkeys(row["kernel"] for document in documents for row in document["rows"])
     for family in dict.fromkeys([*measured, *rung_sections(text)]):
-        parts = [figures(document, family) for document in documents]
-        parts += [counter_table(document, family) for document in counters]
+        parts = [*figures(documents, family), *(counter_table(document, family) for document in counters)]
         section = "\n\n".join(part for part in parts if part) or NOTHING_YET
         text = inject(text, f"rung {family}", section, where)
     tables = [found for document in counters if (found := counter_table(document))]

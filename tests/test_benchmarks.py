@@ -239,6 +239,18 @@ def test_render_shows_counters(tree: Path) -> None:
     assert not list((tree / "benchmarks" / "results").glob("*-counters.md"))
 
 
+def test_single_rows_of_another_gpu_are_shown_where_there_is_no_square(tree: Path) -> None:
+    problem = shapes.LADDER_ROWS[1]
+    names = ("slow:1", "row:1")
+    rows = [results.make_row("ladder", problem, name, (10.0, 10.0, 10.0), {"jnp": 100.0}, 0.5) for name in names]
+    other = {**document_of(rows), "device": "NVIDIA H100"}
+    (tree / "benchmarks" / "results" / "nvidia-h100.json").write_text(results.dumps(other))
+    assert render.outdated(tree, write=True)
+    slow, _, row, *_ = (tree / "docs" / "ladder.md").read_text().split("<!-- begin ")[1:]
+    assert "H100" not in slow and "4096³, NVIDIA H200" in slow
+    assert row.count("256 products of 1 x 128 x 2048, NVIDIA") == 2
+
+
 def test_every_rung_has_a_section() -> None:
     text = (trees.REPOSITORY / "docs" / "ladder.md").read_text()
     sections = rungs.rung_sections(text)
