@@ -121,7 +121,7 @@ GEMV_TAKES = {(1, 1, 4096, 4096), (1, 1, 1024, 4096)}
 
 
 def test_choices_between_families_are_nearly_the_fastest_on_average() -> None:
-    """Both were measured in one run. Of gemv there are no times: what it takes is asked of the others."""
+    """Both were measured in one run, gemv in another (test_gemv_chooser_model.py): what it takes is asked of them."""
     families = {measured.document["family"]: measured for measured in MEASURED}
     losses = []
     for sizes in MEASURED[0].times:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.chooser_times import JNP, ROWS_FAMILY, ROWS_FILE
+from benchmarks.results import geomean
 from jaxgemm._native import _core
 from tests.helpers import problem
 
@@ -30,10 +30,6 @@ def loss(row: dict[str, Any], family: str = "") -> float:
     return times[chosen] / min(times.values())
 
 
-def geometric_mean(numbers: list[float]) -> float:
-    return math.exp(sum(map(math.log, numbers)) / len(numbers))
-
-
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(str(row[name]) for name in row if name != "us"))
 def test_choice_is_nearly_the_fastest(row: dict[str, Any]) -> None:
     assert loss(row) < 1.35
@@ -41,5 +37,5 @@ def test_choice_is_nearly_the_fastest(row: dict[str, Any]) -> None:
 
 def test_choices_are_nearly_the_fastest_on_average() -> None:
     """Among all families, and of gemv's own tiles where there are some to choose from."""
-    assert geometric_mean([loss(row) for row in ROWS]) < 1.02
-    assert geometric_mean([loss(row, ROWS_FAMILY) for row in ROWS]) < 1.02
+    assert geomean(loss(row) for row in ROWS) < 1.02
+    assert geomean(loss(row, ROWS_FAMILY) for row in ROWS) < 1.02
