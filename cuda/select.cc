@@ -1,8 +1,8 @@
 // Which kernel to run when the user names none.
 //
 // The later rung of the ladder wins: each was written to beat the one before it; only those that would compute every
-// sum a second time come behind all others (epilogue/recompute.cuh), and so does gemv where there are several rows and
-// several columns. Among the tile configurations of one family, and between the last three, the model below decides,
+// sum a second time come behind all others (epilogue/recompute.cuh), and so does gemv where several rows are multiplied
+// by a large matrix. Among the tile configurations of one family, and between the last three, the model below decides,
 // which also says over how many CTAs K is split. It adds up, for the multiprocessor with the most work, in microseconds
 // of an H200:
 //   k-tiles: of the CTAs that run side by side, each takes its turn at the tensor cores, and pays for the operand
@@ -72,7 +72,7 @@ constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3,
                 kPipelined = {3.51e6, 66.4, 0.173, 0.664, 2.30, 2.34e-5, 4.50e6, 1.84, 3.14e6, 2.57e-3},
                 kWarpSpecialised = {3.37e6, 5.64, 0.0591, 0.782, 0.798, 1.90e-5, 4.39e6, 4.77, 4.50e6, 1.98e-3};
 
-constexpr double kCopyUs = 2.5, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
+constexpr double kCopyUs = 4.0, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
 
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
 constexpr double kClusterSumsUs = 3.16, kClusterSumsElementUs = 1.18e-4;
@@ -115,10 +115,15 @@ bool by_vector(const KernelInfo& info) { return info.cta_tile.m == 1; }
 // Whether what the model says of the family is to be compared with what it says of others of these.
 bool calibrated(const KernelInfo& info) { return info.stages > 2 || by_vector(info); }
 
-// Whether a kernel's own sums are thrown away, all of them.
-bool recomputes_all(const KernelInfo& info, const Problem& p) {
-  return info.tf32 && p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest && p.K <= kFewProducts;
+// Whether kernels that round to TF32 throw their own sums away, all of them.
+bool few_products(const Problem& p) {
+  return p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest && p.K <= kFewProducts;
 }
+
+// Of several rows, by_vector() kernels read the matrix again for each. What the model says of that was measured up to
+// 3 x 4097 x 100 and 192 x 100 x 161; 2 x 4097 x 4097 took 68 us, where it said 36.
+constexpr int64_t kSmallMatrix = int64_t{1} << 20;
+bool too_many_rows(const Problem& p) { return p.M != 1 && p.N != 1 && (p.K * p.N > kSmallMatrix || few_products(p)); }
 
 // What two things take that go on side by side: of which one takes much longer, no more than that one, else more than
 // either. Their 4-norm: with the maximum, tiles of which all wait for DRAM would be equal, and which of them is chosen
@@ -157,6 +162,7 @@ double vector_us(const KernelInfo& info, const Problem& p) {
   const int64_t ctas = p.batch * rows * ceil_div(outs, info.cta_tile.n), sms = planned_multiprocessors(p.sm);
   const double k_tiles = static_cast<double>(ceil_div(p.K, info.cta_tile.k));
   const double rings = std::max(1.0, k_tiles / info.stages);  // the k-tiles of a ring come together
+  // What is waited for grows less than what is loaded: its root fits.
   const double cta_us = kVectorCtaUs + rings * rates.ring_us * std::sqrt(times);
   const double wait_us = static_cast<double>(ceil_div(ctas, sms * info.resident_ctas)) * cta_us;
   const double issue_us = static_cast<double>(ceil_div(ctas, sms)) * (kVectorAloneUs + k_tiles * rates.issue_us);
@@ -175,23 +181,38 @@ int split_rows(const KernelInfo& info, const Problem& p) {
   return rows(p.lhs, p.lhs_dtype, info.cta_tile.m) + rows(p.rhs, p.rhs_dtype, info.cta_tile.n / info.cluster_ctas);
 }
 
-// What a k-tile takes without a pipeline (sm80::Mainloop::run_any), and each of its loads: fitted to tiles of 64 x 64
-// and 64 x 128 on an H100, at 64 x 32 x 61 to 197 1.6 and 1.9 us, at 8 x 577 x 128 x 577 3.0, and at 16 x 50257 x 768,
-// with three and two CTAs side by side, 3.7 and 5.5.
-constexpr double kWaitedTileUs = 0.7, kWaitedLoadUs = 2.8e-4;
+// What a k-tile takes, at least, where its copies are of less than 16 bytes (sm80::Mainloop::run_any), where elements
+// are read one by one, for which it waits, and each of these loads. Fitted on an H100: for copies of 4 and 8 bytes
+// 8 x 197 x 32 x 197 of float32 took 8.3 us and 32 x 64 x 64 x 500 of bfloat16 8.5; for elements 64 x 32 x 61 x 197
+// took 9.9, and a k-tile of 16 x 50 x 50257 x 768 0.76 us, 1.6 and 2.4 in tiles of 64 x 64, 64 x 128 and 128 x 128.
+constexpr double kNarrowTileUs = 0.35, kWaitedTileUs = 1.0, kNarrowLoadUs = 1.25e-4;
 
-// How many loads of less than 16 bytes bring a k-tile, where operands lie such that there are no wider ones and are not
-// copied first: a pipelined kernel without TMA then waits for them.
-double waited_loads(const KernelInfo& info, const Problem& p) {
-  if (info.tma || !calibrated(info)) return 0.0;
+// Where operands lie such that there are no wider loads and are not copied first.
+struct NarrowLoads {
+  double loads;  // of less than 16 bytes that bring a k-tile
+  bool waits;    // for elements
+
+  double us(int64_t side_by_side) const {
+    if (loads == 0.0 || side_by_side == 0) return 0.0;
+    return (waits ? kWaitedTileUs : kNarrowTileUs) + static_cast<double>(side_by_side) * loads * kNarrowLoadUs;
+  }
+};
+
+NarrowLoads narrow_loads(const KernelInfo& info, const Problem& p) {
+  NarrowLoads narrow = {};
+  if (info.tma || !calibrated(info)) return narrow;
   const int64_t bytes = size_bytes(p.lhs_dtype);
   const auto width = [&](const MatrixView& view) { return load_width(view, bytes); };
-  const auto loads = [&](const MatrixView& operand, int rows) -> double {
+  const auto add = [&](const MatrixView& operand, int rows) {
     const auto others_fit = [&](const MatrixView& view) { return &view != &operand || width(view) == 16; };
     const bool copied = Padding(p, info.cta_tile, others_fit).workspace_bytes(p) > 0;
-    return copied || width(operand) == 16 ? 0.0 : static_cast<double>(rows * info.cta_tile.k * bytes / width(operand));
+    if (copied || width(operand) == 16) return;
+    narrow.loads += static_cast<double>(rows * info.cta_tile.k * bytes / width(operand));
+    narrow.waits = narrow.waits || width(operand) < 4;
   };
-  return loads(p.lhs, info.cta_tile.m) + loads(p.rhs, info.cta_tile.n);
+  add(p.lhs, info.cta_tile.m);
+  add(p.rhs, info.cta_tile.n);
+  return narrow;
 }
 
 double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, const KSplit& split) {
@@ -203,10 +224,9 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const double waves = static_cast<double>(ceil_div(whole, sms));
   const int products = p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest ? 3 : 1;  // 3xTF32
   const auto k_tile_us = [&, rows = split_rows(info, p), fragments = fragments_us(info, p),
-                          waited = waited_loads(info, p)](int64_t side_by_side) {
-    const double us = rates.k_tile_us(info, products, rows, side_by_side), all = static_cast<double>(side_by_side);
-    const bool waits = side_by_side > 0 && waited > 0.0;
-    return std::max(us, waits ? kWaitedTileUs + all * waited * kWaitedLoadUs : 0.0) + all * fragments;
+                          narrow = narrow_loads(info, p)](int64_t side_by_side) {
+    const double us = rates.k_tile_us(info, products, rows, side_by_side);
+    return std::max(us, narrow.us(side_by_side)) + static_cast<double>(side_by_side) * fragments;
   };
   const double k_tile = static_cast<double>(share / resident) * k_tile_us(resident) + k_tile_us(share % resident);
   const double elements = static_cast<double>(p.batch) * static_cast<double>(p.K) * static_cast<double>(p.M + p.N);
@@ -289,7 +309,7 @@ int rung(const Kernel& kernel, const Problem& p) {
     return other->info.family == info.family || (calibrated(other->info) && calibrated(info));
   });
   const auto place = static_cast<int>(first - all.begin()), places = static_cast<int>(all.size());
-  const bool in_the_way = by_vector(info) ? p.M != 1 && p.N != 1 : recomputes_all(info, p);
+  const bool in_the_way = by_vector(info) ? too_many_rows(p) : info.tf32 && few_products(p);
   return in_the_way ? place - places : place;
 }
 

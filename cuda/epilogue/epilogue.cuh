@@ -44,6 +44,12 @@ __device__ inline void round4(__nv_bfloat16* g_out, const float (&value)[4]) {
   *reinterpret_cast<uint2*>(g_out) = *reinterpret_cast<const uint2*>(pair);
 }
 
+// One, rounded.
+__device__ inline void round1(int32_t* g_out, int32_t value) { *g_out = value; }
+__device__ inline void round1(float* g_out, float value) { *g_out = value; }
+__device__ inline void round1(__half* g_out, float value) { *g_out = __float2half_rn(value); }
+__device__ inline void round1(__nv_bfloat16* g_out, float value) { *g_out = __float2bfloat16_rn(value); }
+
 // Writes accumulators of one matrix of out. Callers mask rows >= M and columns >= N themselves.
 struct Epilogue {
   void* out;           // (batch, M, N), row-major with leading dimension ld
@@ -152,15 +158,15 @@ struct Epilogue {
   }
 
   // As it is, at an index.
-  __device__ void put(int64_t index, int32_t value) const { static_cast<int32_t*>(out)[index] = value; }
+  __device__ void put(int64_t index, int32_t value) const { round1(static_cast<int32_t*>(out) + index, value); }
 
   __device__ void put(int64_t index, float value) const {
     if (out_dtype == DType::kF32) {
-      static_cast<float*>(out)[index] = value;
+      round1(static_cast<float*>(out) + index, value);
     } else if (out_dtype == DType::kF16) {
-      static_cast<__half*>(out)[index] = __float2half_rn(value);
+      round1(static_cast<__half*>(out) + index, value);
     } else {
-      static_cast<__nv_bfloat16*>(out)[index] = __float2bfloat16_rn(value);
+      round1(static_cast<__nv_bfloat16*>(out) + index, value);
     }
   }
 

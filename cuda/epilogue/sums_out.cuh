@@ -51,7 +51,7 @@ __device__ void write(Sum (&sums)[kBlocks][kRegisters], OutWriter& writer, const
     if constexpr (kWay == Way::kAny) writer.finish(sums[block], epilogue, terms.alpha);
     const auto store = [&]<class Out>(Out) {
       if (kWay == Way::kAny && !tma_stores) {
-        writer.template store_moved<Out>(sums[block], epilogue, at, shape.M, shape.N);
+        writer.template store_anywhere<Out>(sums[block], epilogue, at, shape.M, shape.N);
       } else {
         writer.template store<Out>(sums[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
                                    static_cast<int>(at.batch));

@@ -1,9 +1,10 @@
 // The way of wgmma's accumulators out of registers, in pieces of 64 rows that each warpgroup stages in shared memory of
-// its own, rounded: swizzled, for TMA to store while the next tile is multiplied, if TMA can address out; else moved to
-// where vectors of it lie in out, for each warp to store its rows.
+// its own, rounded: swizzled, for TMA to store while the next tile is multiplied, if TMA can address out; else for each
+// warp to store its rows (rows_out.cuh).
 #pragma once
 
 #include "epilogue/epilogue.cuh"
+#include "epilogue/rows_out.cuh"
 #include "epilogue/staged.cuh"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
@@ -19,18 +20,11 @@ inline constexpr int kOutRows = ptx::kWgmmaM, kOutSlots = 2;
 
 inline constexpr int kMaxTileCols = 256;
 
-// A warp's rows of a piece, each moved to the right by what it lies past a multiple of 16 bytes in out. What a warp
-// stores at once, two columns of 8 rows, lies in different banks.
-struct MovedRows {
-  static constexpr int kRows = kOutRows / (ptx::kWarpgroupThreads / 32), kStrideBytes = kRowBytes + ptx::kChunkBytes;
-  alignas(ptx::kChunkBytes) char bytes[kRows * kStrideBytes];
-};
-
 // A warpgroup's.
 struct OutStaging {
   union {
     alignas(kAtomBytes) char slots[kOutSlots][kOutRows * kRowBytes];
-    MovedRows moved[ptx::kWarpgroupThreads / 32];
+    StagedRows rows[ptx::kWarpgroupThreads / 32];
   };
   alignas(16) float bias[kMaxTileCols];
 };
@@ -124,16 +118,16 @@ class OutWriter {
   // The same where TMA cannot store: rows of out begin at any element. Of 16 bits, two columns of it take one register:
   // those of half of the sums are free then.
   template <class Out, class Sum, int kRegisters>
-  __device__ void store_moved(Sum (&sums)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
-                              int64_t N) {
+  __device__ void store_anywhere(Sum (&sums)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
+                                 int64_t N) {
     if constexpr (sizeof(Out) == 2) {
       uint32_t pairs[kRegisters / 2];
 #pragma unroll
       for (int i = 0; i < kRegisters / 2; ++i) pairs[i] = packed<Out>(sums[2 * i], sums[2 * i + 1]);
-      store_moved_pieces<Out>(pairs, epilogue, tile, M, N);
+      write_rows<Out>(pairs, epilogue, tile, M, N);
     } else {
       static_assert(std::is_same_v<Out, Sum>);
-      store_moved_pieces<Out>(sums, epilogue, tile, M, N);
+      write_rows<Out>(sums, epilogue, tile, M, N);
     }
   }
 
@@ -228,83 +222,17 @@ class OutWriter {
     }
   }
 
-  // The code, which is long, is there once: the values take turns in the registers of the first piece.
   template <class Out, class Value, int kRegisters>
-  __device__ void store_moved_pieces(Value (&values)[kRegisters], const Epilogue& epilogue, const TileCoord& tile,
-                                     int64_t M, int64_t N) {
-    constexpr int kCols = kSlotCols<Out>, kPieceRegisters = MovedRows::kRows * kRowBytes / 32 / int{sizeof(Value)};
-    static_assert(kRegisters % kPieceRegisters == 0);
+  __device__ void write_rows(Value (&values)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
+                             int64_t N) {
     const int warp = thread_ / 32;
-    char* s_rows = s_staging_.moved[warp].bytes;
-    const int64_t row = tile.row + warp * MovedRows::kRows;
-    Out* g_piece = static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + row * epilogue.ld + tile.col;
-    const int rows = static_cast<int>(M - row < MovedRows::kRows ? M - row : MovedRows::kRows);
-    int64_t cols = N - tile.col;
+    const int64_t row = tile.row + warp * StagedRows::kRows;
+    Out* g_rows = static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + row * epilogue.ld + tile.col;
+    const int64_t rows = M - row, cols = N - tile.col;
     meet();  // all have read the bias, which may be staged anew after this
-#pragma unroll 1
-    for (int piece = 0; piece < kRegisters / kPieceRegisters; ++piece, g_piece += kCols, cols -= kCols) {
-      __syncwarp();  // what was staged before has been read
-      stage_moved(s_rows, values, g_piece, epilogue.ld);
-#pragma unroll
-      for (int i = kPieceRegisters; i < kRegisters; ++i) values[i - kPieceRegisters] = values[i];
-      __syncwarp();
-      write_moved(s_rows, g_piece, epilogue.ld, rows, static_cast<int>(cols < kCols ? cols : kCols));
-    }
-  }
-
-  // How many elements an address lies past a multiple of 16 bytes.
-  template <class Out>
-  __device__ static int phase(const Out* address) {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(address) % ptx::kChunkBytes / sizeof(Out));
-  }
-
-  template <class Out>
-  __device__ static Out* moved_row(char* s_rows, int row) {
-    return reinterpret_cast<Out*>(s_rows + row * MovedRows::kStrideBytes);
-  }
-
-  // Columns as wide as a piece, which begins at g_piece.
-  template <class Out, class Value, int kRegisters>
-  __device__ void stage_moved(char* s_rows, const Value (&values)[kRegisters], const Out* g_piece, int64_t ld) const {
-    const int lane = thread_ % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = half * 8 + lane / 4;
-      Out* s_row = moved_row<Out>(s_rows, row) + phase(g_piece + row * ld) + lane % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < kSlotCols<Out> / 8; ++i) {
-        if constexpr (sizeof(Out) == 2) {
-          const auto pair = *reinterpret_cast<const Pair16<Out>*>(&values[i * 2 + half]);
-          s_row[i * 8] = pair.x;
-          s_row[i * 8 + 1] = pair.y;
-        } else {
-          s_row[i * 8] = values[i * 4 + half * 2];
-          s_row[i * 8 + 1] = values[i * 4 + half * 2 + 1];
-        }
-      }
-    }
-  }
-
-  // So many rows and columns of a piece: eight lanes to a row, whole vectors and then what is left over at its ends.
-  template <class Out>
-  __device__ void write_moved(char* s_rows, Out* g_piece, int64_t ld, int rows, int cols) const {
-    constexpr int kLanes = kRowBytes / ptx::kChunkBytes, kElems = ptx::kChunkBytes / static_cast<int>(sizeof(Out));
-    const int lane = thread_ % 32;
-#pragma unroll
-    for (int i = 0; i < MovedRows::kRows * kLanes / 32; ++i) {
-      const int row = i * (32 / kLanes) + lane / kLanes, j = lane % kLanes, at = j * kElems;
-      if (row >= rows) continue;
-      Out* g_row = g_piece + row * ld;
-      const Out* s_row = moved_row<Out>(s_rows, row);
-      const int first = phase(g_row), end = first + cols, last = end / kElems * kElems;
-      g_row -= first;  // from here on both rows are read and written at the same index
-      if (at >= first && at + kElems <= end) {
-        *reinterpret_cast<uint4*>(g_row + at) = *reinterpret_cast<const uint4*>(s_row + at);
-      }
-      if (j >= kElems) continue;
-      if (first > 0 && j >= first && j < end) g_row[j] = s_row[j];
-      if (last >= first && last + j < end) g_row[last + j] = s_row[last + j];
-    }
+    RowsOut<Out, Value>::write(values, s_staging_.rows[warp], thread_ % 32, g_rows, epilogue.ld,
+                               static_cast<int>(rows < StagedRows::kRows ? rows : StagedRows::kRows),
+                               static_cast<int>(cols < kMaxTileCols ? cols : kMaxTileCols));
   }
 
   template <class Out>

@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   auto& smem = shared_storage<typename Config::SharedStorage>();
   const Mine mine;
   const TileCoord first = grid.tile(blockIdx.x);
-  const int outs = Config::kOuts == 1 ? 1 : inside(N - first.col, Config::kOuts);  // no CTA has none
+  // No CTA has none: of one, said as a constant, or the compiler makes a second loop that loads nothing of the matrix.
+  const int outs = Config::kOuts == 1 ? 1 : inside(N - first.col, Config::kOuts);
   const int64_t ld = g_matrix.ld, k_stride = g_vectors.k_stride;
   const Element* g_row = g_vectors.at(first.batch, first.row, mine.k(0));
   const Element* g_elements = g_matrix.at(first.batch, mine.k(0), first.col + mine.out(0));

@@ -52,8 +52,8 @@ struct Config128x128x32 : TileConfig<4, 128, 128, 64, 32, 3, 1> {};
 struct Config64x64x128 : TileConfig<1, 64, 64, 32, 32, 4, 3> {};
 struct Config128x256x128 : TileConfig<1, 128, 256, 64, 64, 4, 1> {};
 
-// kAligned: all runs of both operands begin at multiples of 16 bytes. If not, the copies of lhs_width and rhs_width do
-// without a pipeline.
+// kAligned: all runs of both operands begin at multiples of 16 bytes. If not, the copies of lhs_width and rhs_width
+// are more and smaller.
 template <class Config, class Op, bool kAligned, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     mma_multistage_kernel(GlobalMatrix<typename Op::Element, kLhsTransposed> g_lhs,
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   if constexpr (kAligned) {
     Loop::run(accumulators, smem.stages, lhs_copy, rhs_copy, depth);
   } else {
-    Loop::run_any(accumulators, smem.stages[0], lhs_copy, rhs_copy, lhs_width, rhs_width, depth);
+    Loop::run_any(accumulators, smem.stages, lhs_copy, rhs_copy, lhs_width, rhs_width, depth);
   }
 
   auto& s_out = smem.sums.of(Accumulator{});

@@ -142,29 +142,41 @@ struct Mainloop {
     __syncthreads();
   }
 
-  // The same for operands whose runs begin anywhere, one k-tile at a time and as small as it can be.
+  // The same for operands whose runs begin anywhere, as small as it can be. Elements that are read one by one do not
+  // come while others are multiplied: the threads wait for them as they begin the copy of a k-tile.
   template <class Stage>
-  __device__ static void run_any(Accumulators& accumulators, Stage& stage, LhsCopy lhs_copy, RhsCopy rhs_copy,
-                                 CopyWidth lhs_width, CopyWidth rhs_width, int64_t K) {
+  __device__ static void run_any(Accumulators& accumulators, Stage (&stages)[Config::kStages], LhsCopy lhs_copy,
+                                 RhsCopy rhs_copy, CopyWidth lhs_width, CopyWidth rhs_width, int64_t K) {
+    constexpr int kStages = Config::kStages;
     const LhsLoader lhs_loader(warp_row(), warp_k() * kSteps);
     const RhsLoader rhs_loader(warp_col(), warp_k() * kSteps);
+    int stage = 0;       // to be copied to; the next one is multiplied
+    int64_t k_left = K;  // that has not been copied
 #pragma unroll 1
-    for (int64_t k = 0; k < K; k += kCta.k) {
-      const int k_here = K - k < kCta.k ? static_cast<int>(K - k) : kCta.k;
-      lhs_copy.copy_any(stage.lhs, k_here, lhs_width);
-      rhs_copy.copy_any(stage.rhs, k_here, rhs_width);
-      ptx::cp_async_wait_all();
-      __syncthreads();
+    for (int64_t k = -(kStages - 1) * static_cast<int64_t>(kCta.k); k < K; k += kCta.k) {
+      if (k >= 0) {  // as in run()
+        ptx::cp_async_wait<kStages - 2>();
+        __syncthreads();
+      }
+      if (k_left > 0) {
+        const int k_here = k_left < kCta.k ? static_cast<int>(k_left) : kCta.k;
+        lhs_copy.copy_any(stages[stage].lhs, k_here, lhs_width);
+        rhs_copy.copy_any(stages[stage].rhs, k_here, rhs_width);
+        k_left -= kCta.k;
+      }
+      ptx::cp_async_commit();
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      if (k < 0) continue;
       accumulate<Op>(accumulators, [&](Accumulators& sums) {
 #pragma unroll 1
         for (int step = 0; step < kSteps; ++step) {
           Fragments fragments;
-          fragments.load(stage, lhs_loader, rhs_loader, step);
+          fragments.load(stages[stage], lhs_loader, rhs_loader, step);
           multiply<Op>(sums, fragments.lhs, fragments.rhs);
         }
       });
-      __syncthreads();
     }
+    __syncthreads();
   }
 
  private:

@@ -55,20 +55,59 @@ __device__ void write_plain_tile(const StagedTile<Accumulator, kRows, kCols>& s_
   });
 }
 
+// The same of what of a staged tile lies inside out, stored with the RowPhases of its place there.
+template <class Out, int kThreads, class Accumulator, int kRows, int kCols, class Fix>
+__device__ void write_plain_part(const StagedTile<Accumulator, kRows, kCols>& s_out, const RowPhases& phases,
+                                 const Epilogue& epilogue, const Fix& fix, const TileCoord& tile, int64_t M,
+                                 int64_t N) {
+  const int rows = static_cast<int>(M - tile.row < kRows ? M - tile.row : kRows);
+  const int cols = static_cast<int>(N - tile.col < kCols ? N - tile.col : kCols);
+  Out* g_tile =
+      static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + tile.row * epilogue.ld + tile.col;
+  s_out.template for_each_moved_quad<kThreads>(
+      phases,
+      [&](int row, int col, auto quad) {
+        if (row >= rows || col >= cols) return;
+        Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};
+        fix(sums, tile.batch, tile.row + row, tile.col + col, N);
+        Out* g_quad = g_tile + row * epilogue.ld + col;
+        if (col + 4 <= cols) {
+          round4(g_quad, sums);
+          return;
+        }
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+          if (col + i < cols) round1(g_quad + i, sums[i]);
+        }
+      },
+      [&](int row, int col, Accumulator sum) {
+        if (row >= rows || col >= cols) return;
+        Accumulator sums[4] = {sum, 0, 0, 0};
+        fix(sums, tile.batch, tile.row + row, tile.col + col, tile.col + col + 1);
+        round1(g_tile + row * epilogue.ld + col, sums[0]);
+      });
+}
+
 // Writes what of a staged tile, stored with the RowPhases of its place in out, lies inside out. All threads of the CTA
 // call it.
 template <class Op, int kThreads, class Accumulator, int kRows, int kCols, class Fix>
 __device__ void write_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, const RowPhases& phases,
                            const Epilogue& epilogue, const Fix& fix, const TileCoord& tile, int64_t M, int64_t N) {
-  if (phases.all_zero() && epilogue.plain() && tile.row + kRows <= M && tile.col + kCols <= N) {
-    if constexpr (sizeof(typename Op::Element) == 2) {
-      if (epilogue.out_dtype != DType::kF32) {
-        return write_plain_tile<typename Op::Element, kThreads>(s_out, epilogue, fix, tile, N);
-      }
+  const bool whole = phases.all_zero() && tile.row + kRows <= M && tile.col + kCols <= N;
+  // There are no registers left for still another way beside recomputing.
+  const bool plain = epilogue.plain() && (whole || !Op::kRecomputes);
+  if (!plain) return write_moved_tile<kThreads>(s_out, phases, epilogue, fix, tile, M, N);
+  const auto write_plain = [&]<class Out>(Out*) {
+    if (Op::kRecomputes || whole) {
+      write_plain_tile<Out, kThreads>(s_out, epilogue, fix, tile, N);
+    } else {
+      write_plain_part<Out, kThreads>(s_out, phases, epilogue, fix, tile, M, N);
     }
-    return write_plain_tile<Accumulator, kThreads>(s_out, epilogue, fix, tile, N);
+  };
+  if constexpr (sizeof(typename Op::Element) == 2) {
+    if (epilogue.out_dtype != DType::kF32) return write_plain(static_cast<typename Op::Element*>(nullptr));
   }
-  write_moved_tile<kThreads>(s_out, phases, epilogue, fix, tile, M, N);
+  write_plain(static_cast<Accumulator*>(nullptr));
 }
 
 }  // namespace jaxgemm

@@ -6,6 +6,7 @@
 // XOR with a number that depends on the run, the phase, such that what a warp loads together lies in different banks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "global_matrix.cuh"
@@ -88,11 +89,18 @@ class OperandCopy {
     if (kPart + 1 == kParts) next_tile();
   }
 
-  // The whole next tile, whose runs allow no wider copies than `width`. As small as it can be: the loop is not
-  // unrolled.
+  // The whole next tile, whose runs allow no wider copies than `width`. As small as it can be: loops are not unrolled,
+  // but for elements one by one, for which the thread itself waits.
   __device__ void copy_any(char* s_tile, int k_left, CopyWidth width) {
     const int valid = valid_elems(k_left);
     char* s_vector = s_tile + Tile::offset(run_, vector_);
+    if constexpr (kElementBytes < 4) {  // larger ones are always aligned to 4 bytes
+      if (width == CopyWidth::kElement) {
+#pragma unroll 1
+        for (int i = 0; i < kSteps; i += kStepsAtOnce) copy_elements(s_vector + i * kStepBytes, i, k_left, valid);
+        return next_tile();
+      }
+    }
 #pragma unroll 1
     for (int i = 0; i < kSteps; ++i) {
       const int elems = inside(i, k_left) ? valid : 0;
@@ -100,10 +108,8 @@ class OperandCopy {
         ptx::cp_async_16(s_vector, g_vector_, elems * kElementBytes);
       } else if (width >= CopyWidth::k8) {
         copy_pieces<8>(s_vector, g_vector_, elems);
-      } else if (width >= CopyWidth::k4) {
+      } else {
         copy_pieces<4>(s_vector, g_vector_, elems);
-      } else if constexpr (sizeof(Element) < 4) {  // larger ones are always aligned to 4 bytes
-        copy_elements(s_vector, g_vector_, elems);
       }
       s_vector += kStepBytes;
       g_vector_ += step_;
@@ -144,16 +150,28 @@ class OperandCopy {
     }
   }
 
-  __device__ static void copy_elements(char* s, const Element* g, int valid) {
+  // Of the steps from `first` on, so many that their loads are under way together.
+  static constexpr int kStepsAtOnce = std::min(kSteps, 32 / Tile::kVectorElems);
+  __device__ void copy_elements(char* s_vector, int first, int k_left, int valid) {
+    static_assert(kSteps % kStepsAtOnce == 0);
     using Bits = std::conditional_t<sizeof(Element) == 2, uint16_t, uint8_t>;
-    const Bits* g_bits = reinterpret_cast<const Bits*>(g);
-    uint32_t words[4] = {};
+    Bits elements[kStepsAtOnce][Tile::kVectorElems];
 #pragma unroll
-    for (int i = 0; i < Tile::kVectorElems; ++i) {
-      const uint32_t bits = i < valid ? g_bits[i] : Bits{0};
-      words[i * kElementBytes / 4] |= bits << i * kElementBytes % 4 * 8;
+    for (int i = 0; i < kStepsAtOnce; ++i, g_vector_ += step_) {
+      const Bits* g_bits = reinterpret_cast<const Bits*>(g_vector_);
+      const int elems = inside(first + i, k_left) ? valid : 0;
+#pragma unroll
+      for (int j = 0; j < Tile::kVectorElems; ++j) elements[i][j] = j < elems ? g_bits[j] : Bits{0};
     }
-    *reinterpret_cast<uint4*>(s) = make_uint4(words[0], words[1], words[2], words[3]);
+#pragma unroll
+    for (int i = 0; i < kStepsAtOnce; ++i) {
+      uint32_t words[4] = {};
+#pragma unroll
+      for (int j = 0; j < Tile::kVectorElems; ++j) {
+        words[j * kElementBytes / 4] |= uint32_t{elements[i][j]} << j * kElementBytes % 4 * 8;
+      }
+      *reinterpret_cast<uint4*>(s_vector + i * kStepBytes) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
   }
 
   int run_, vector_;

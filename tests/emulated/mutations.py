@@ -135,7 +135,7 @@ _TILES = [
     Mutation(
         "mma_ldmatrix", "tail of narrow copies read", "left < kBytes ? left :", "false ? left :", file=OPERAND_TILE
     ),
-    Mutation("mma_ldmatrix", "tail of elements read", "i < valid ? g_bits[i]", "true ? g_bits[i]", file=OPERAND_TILE),
+    Mutation("mma_ldmatrix", "tail of elements read", "j < elems ? g_bits[j]", "true ? g_bits[j]", file=OPERAND_TILE),
     Mutation("mma_ldmatrix", "elements in the wrong place", "% 4 * 8;", "% 2 * 8;", file=OPERAND_TILE),
     Mutation("mma_ldmatrix", "bytes swapped", "0x6420", "0x6240", file=OPERAND_TILE, tile=INT8["mma_ldmatrix"]),
     Mutation("mma_ldmatrix", "columns of out swapped", "lane % 4 * 2 + i % 2}", "lane % 4 + i % 2 * 4}", file=FRAGMENT),
@@ -146,7 +146,7 @@ _PIPELINE = [
         "mma_multistage", "a wait too short", "cp_async_wait<kStages - 2>", "cp_async_wait<kStages - 1>", file=MAINLOOP
     ),
     Mutation("mma_multistage", "zeros still on their way", "ptx::cp_async_wait_all();", "", 0, MAINLOOP),
-    Mutation("mma_multistage", "no wait without a pipeline", "ptx::cp_async_wait_all();", "", 1, MAINLOOP),
+    Mutation("mma_multistage", "narrow copies not waited for", "ptx::cp_async_wait<kStages - 2>();", "", 1, MAINLOOP),
     Mutation("mma_multistage", "stage overwritten that is read", "i < kStages - 1;", "i < kStages;", file=MAINLOOP),
     Mutation(
         "mma_multistage", "the first stage read always", "stage = stage + 1 == kStages ?",
@@ -200,7 +200,17 @@ _STAGED = [
         "mma_ldmatrix", "ragged columns written whole", "tile.col + kCols <= N)", "tile.col < N)", file=MMA_FAMILY
     ),
     Mutation("mma_ldmatrix", "bias left out of whole tiles", "epilogue.plain() &&", "", file=MMA_FAMILY),
-    Mutation("mma_ldmatrix", "moved rows written plain", "phases.all_zero() && epilogue", "epilogue", file=MMA_FAMILY),
+    Mutation("mma_ldmatrix", "moved rows written plain", "whole = phases.all_zero() &&", "whole =", file=MMA_FAMILY),
+    Mutation("mma_ldmatrix", "a row too many of a part", "if (row >= rows ||", "if (row > rows ||", 0, MMA_FAMILY),
+    Mutation("mma_ldmatrix", "a quad over the edge of a part", "if (col + 4 <= cols)", "if (true)", file=MMA_FAMILY),
+    Mutation(
+        "mma_ldmatrix", "columns of a part left out", "if (col + i < cols) round1", "if (false) round1",
+        file=MMA_FAMILY,
+    ),
+    Mutation(
+        "mma_ldmatrix", "a column of a part behind the edge", "if (row >= rows || col >= cols) return;",
+        "if (row >= rows) return;", 1, MMA_FAMILY,
+    ),
     Mutation("mma_ldmatrix", "float32 written as 16 bits", "!= DType::kF32)", "!= DType::kS32)", file=MMA_FAMILY),
     Mutation(
         "mma_ldmatrix", "a row too many", "if (m >= M || n >= N) return;", "if (m > M || n >= N) return;", 0, STAGED
