@@ -143,14 +143,14 @@ _TILES = [
 
 _PIPELINE = [
     Mutation(
-        "mma_multistage", "a wait too short", "cp_async_wait<kStages - 2>", "cp_async_wait<kStages - 1>", file=MAINLOOP
+        "mma_multistage", "a wait too short", "cp_async_wait<kStages - 2>", "cp_async_wait<kStages - 1>", 0, MAINLOOP
     ),
     Mutation("mma_multistage", "zeros still on their way", "ptx::cp_async_wait_all();", "", 0, MAINLOOP),
     Mutation("mma_multistage", "narrow copies not waited for", "ptx::cp_async_wait<kStages - 2>();", "", 1, MAINLOOP),
     Mutation("mma_multistage", "stage overwritten that is read", "i < kStages - 1;", "i < kStages;", file=MAINLOOP),
     Mutation(
         "mma_multistage", "the first stage read always", "stage = stage + 1 == kStages ?",
-        "stage = stage + 1 != kStages ?", file=MAINLOOP,
+        "stage = stage + 1 != kStages ?", 0, MAINLOOP,
     ),
     Mutation("mma_multistage", "K tail copied whole", "tiles_left == 1 ? last_k : 0", "kCta.k", file=MAINLOOP),
     Mutation("mma_multistage", "fragments of this step twice", "(kStep + 1) % kSteps;", "kStep;", file=MAINLOOP),
@@ -197,7 +197,7 @@ _STAGED = [
     Mutation("mma", "a quad swapped", "{sum(0), sum(1), sum(2),", "{sum(0), sum(2), sum(1),", file=STAGED),
     Mutation("mma_ldmatrix", "ragged rows written whole", "tile.row + kRows <= M &&", "", file=MMA_FAMILY),
     Mutation(
-        "mma_ldmatrix", "ragged columns written whole", "tile.col + kCols <= N)", "tile.col < N)", file=MMA_FAMILY
+        "mma_ldmatrix", "ragged columns written whole", "tile.col + kCols <= N;", "tile.col < N;", file=MMA_FAMILY
     ),
     Mutation("mma_ldmatrix", "bias left out of whole tiles", "epilogue.plain() &&", "", file=MMA_FAMILY),
     Mutation("mma_ldmatrix", "moved rows written plain", "whole = phases.all_zero() &&", "whole =", file=MMA_FAMILY),
@@ -221,7 +221,7 @@ _STAGED = [
     ),
     Mutation(
         "mma_ldmatrix", "no recomputing in whole tiles", "fix(sums, tile.batch, tile.row + row, tile.col + col, N);",
-        "", file=MMA_FAMILY, tile=FLOAT32["mma_ldmatrix"],
+        "", 0, MMA_FAMILY, tile=FLOAT32["mma_ldmatrix"],
     ),
     Mutation(
         "mma_ldmatrix", "no recomputing in quads", "fix(sums, tile.batch, m, n, N);", "", file=STAGED,
