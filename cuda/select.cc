@@ -1,10 +1,10 @@
 // Which kernel to run when the user names none.
 //
 // The later rung of the ladder wins: each was written to beat the one before it; only those that would compute every
-// sum a second time come behind all others (epilogue/recompute.cuh), and so does gemv where several rows are multiplied
-// by a large matrix. Among the tile configurations of one family, and between the last three, the model below decides,
-// which also says over how many CTAs K is split. It adds up, for the multiprocessor with the most work, in microseconds
-// of an H200:
+// sum a second time come behind all others (epilogue/recompute.cuh), and so does gemv where there are several rows and
+// several columns, but for small operands whose rows begin anywhere. Among the tile configurations of one family, and
+// between the last three, the model below decides, which also says over how many CTAs K is split. It adds up, for the
+// multiprocessor with the most work, in microseconds of an H200:
 //   k-tiles: of the CTAs that run side by side, each takes its turn at the tensor cores, and pays for the operand
 //     elements that a small tile reads again: a tile of m x n needs (1/m + 1/n) of them for each multiply-add (see
 //     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). No k-tile takes less than its latency, and all
@@ -115,15 +115,10 @@ bool by_vector(const KernelInfo& info) { return info.cta_tile.m == 1; }
 // Whether what the model says of the family is to be compared with what it says of others of these.
 bool calibrated(const KernelInfo& info) { return info.stages > 2 || by_vector(info); }
 
-// Whether kernels that round to TF32 throw their own sums away, all of them.
-bool few_products(const Problem& p) {
-  return p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest && p.K <= kFewProducts;
+// Whether a kernel's own sums are thrown away, all of them.
+bool recomputes_all(const KernelInfo& info, const Problem& p) {
+  return info.tf32 && p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest && p.K <= kFewProducts;
 }
-
-// Of several rows, by_vector() kernels read the matrix again for each. What the model says of that was measured up to
-// 3 x 4097 x 100 and 192 x 100 x 161; 2 x 4097 x 4097 took 68 us, where it said 36.
-constexpr int64_t kSmallMatrix = int64_t{1} << 20;
-bool too_many_rows(const Problem& p) { return p.M != 1 && p.N != 1 && (p.K * p.N > kSmallMatrix || few_products(p)); }
 
 // What two things take that go on side by side: of which one takes much longer, no more than that one, else more than
 // either. Their 4-norm: with the maximum, tiles of which all wait for DRAM would be equal, and which of them is chosen
@@ -136,6 +131,16 @@ int64_t load_width(const MatrixView& view, int64_t element_bytes) {
     if (view.ld * element_bytes % wide == 0 && view.batch_stride * element_bytes % wide == 0) return wide;
   }
   return element_bytes;
+}
+
+// Of several rows, by_vector() kernels read the matrix again for each. There they were only measured to gain, and what
+// the model says of them to hold, where rows of an operand begin anywhere, so that the others copy them or load them
+// piece by piece, at the default precision, and up to 3 x 4097 x 100; 2 x 4097 x 4097 took 68 us, where it said 36.
+constexpr int64_t kSmallMatrix = int64_t{1} << 20;
+bool several_rows_pay(const Problem& p) {
+  const int64_t bytes = size_bytes(p.lhs_dtype);
+  const bool aligned = load_width(p.lhs, bytes) == 16 && load_width(p.rhs, bytes) == 16;
+  return !aligned && p.precision == Precision::kDefault && p.K * p.N <= kSmallMatrix;
 }
 
 // Of such kernels: a CTA without its k-tiles, and what of it its multiprocessor does for no other meanwhile; what the
@@ -309,7 +314,8 @@ int rung(const Kernel& kernel, const Problem& p) {
     return other->info.family == info.family || (calibrated(other->info) && calibrated(info));
   });
   const auto place = static_cast<int>(first - all.begin()), places = static_cast<int>(all.size());
-  const bool in_the_way = by_vector(info) ? too_many_rows(p) : info.tf32 && few_products(p);
+  const bool single = p.M == 1 || p.N == 1;
+  const bool in_the_way = by_vector(info) ? !single && !several_rows_pay(p) : recomputes_all(info, p);
   return in_the_way ? place - places : place;
 }
 
