@@ -2,8 +2,10 @@
 tests/chooser_times*.json, measured again on the attached GPU: every tile of both pipelined families, with K split in
 every way that the model may think of, on each of the problems. With ``--rows``, what gemv is judged by: on
 products of one row or column, all of its tiles, what the model takes of each of the other two families, and jnp.dot.
+With ``--odd``, on operands whose rows are no whole vectors, all tiles of these two families, those of gemv that might
+compete, and jnp.dot.
 
-All that is measured of a problem runs interleaved, as ``python -m jaxgemm tune`` has it. It takes two minutes.
+All that is measured of a problem runs interleaved, as ``tune`` has it. It takes two minutes.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import dataclasses
 import datetime
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeAlias
 
 import jax
 from rich.console import Console
@@ -98,8 +101,41 @@ def row_keys() -> list[Key]:
     return keys + [_key("float32", layout, (1, 1000, 1, 999)) for layout in ("NN", "TN")]
 
 
-def _key(dtype: str, layout: str, sizes: Sizes) -> Key:
-    return Key(dtype, dtype, dtype, "highest" if dtype == "float32" else "default", layout, *sizes)
+def _key(dtype: str, layout: str, sizes: Sizes, precision: str | None = None) -> Key:
+    return Key(dtype, dtype, dtype, precision or ("highest" if dtype == "float32" else "default"), layout, *sizes)
+
+
+ODD_FILE = "chooser_times_odd.json"
+
+
+def odd_keys() -> list[Key]:
+    """Operands, or out, whose rows begin anywhere, or at multiples of 4 or 8 bytes: tokens of images (49, 197, 577),
+    77 of text, vocabularies, primes; below and above the multiply-adds from which on copies pay (cuda/tile/padding.h).
+    """
+    halves = {
+        "NN": [
+            (1, 127, 521, 131), (1, 250, 500, 500), (1, 500, 250, 500), (1, 77, 77, 8191), (1, 1000, 1000, 999),
+            (1, 100, 50257, 768), (1, 50, 50257, 768), (1, 577, 1021, 4093), (1, 2, 4097, 4097), (1, 3, 4097, 100),
+            (1, 3, 333, 3), (64, 77, 80, 77), (16, 197, 256, 197), (8, 577, 128, 577), (64, 32, 61, 197),
+            (8, 197, 32, 197), (12, 49, 64, 49), (32, 64, 64, 500), (16, 197, 64, 197), (1, 2049, 515, 257),
+            (1, 2001, 2003, 2005), (1, 520, 520, 1030),
+        ],
+        "NT": [
+            (64, 197, 197, 64), (12, 49, 49, 64), (1, 1001, 999, 1003), (1, 50257, 100, 768), (1, 61, 1999, 333),
+            (16, 577, 577, 80), (1, 333, 333, 333),
+        ],
+        "TN": [(1, 257, 511, 1023), (1, 768, 3001, 197), (1, 1023, 65, 513), (1, 333, 333, 333)],
+        "TT": [(1, 3001, 1000, 333), (1, 127, 131, 521)],
+    }  # fmt: skip
+    wide = {
+        "NN": [
+            (1, 3002, 77, 77), (12, 77, 77, 77), (8, 197, 32, 197), (1, 127, 521, 131), (1, 1001, 999, 1003),
+            (1, 999, 250, 501), (8, 577, 80, 577), (1, 2, 4097, 4097), (64, 49, 64, 49),
+        ],
+        "NT": [(8, 49, 49, 128), (1, 333, 333, 333), (16, 197, 197, 64)],
+    }  # fmt: skip
+    default = [_key("bfloat16", layout, sizes) for layout in halves for sizes in halves[layout]]
+    return default + [_key("float32", layout, sizes, "default") for layout in wide for sizes in wide[layout]]
 
 
 _SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
@@ -113,6 +149,12 @@ ROWS_WHAT = (
     "microseconds of all kernels of a call by CUPTI, median, and one more for each kernel but the first: of every tile "
     "of gemv, of what the model takes of the other families, and of jax.lax.dot_general; interleaved in random order, "
     "operands rotating through twice the L2 cache"
+)
+ODD_WHAT = (
+    "microseconds of all kernels of a call by CUPTI, median, and one more for each kernel but the first: of all tiles "
+    "of mma_multistage and wgmma, of gemv's that the model took to be at most three times slower than its choice, and of "
+    "jax.lax.dot_general; K split as the model does; interleaved in random order, operands rotating through twice the "
+    "L2 cache"
 )
 GAP_US = 1.0
 """Between two kernels of a call, which CUPTI does not count: by so much longer than its times were those between two
@@ -176,6 +218,15 @@ def row_cells(key: Key, sm: int) -> list[Cell]:
     return [*own, *(Cell(name, _choose.BY_MODEL) for name in chosen), Cell(JNP)]
 
 
+def odd_cells(key: Key, sm: int) -> list[Cell]:
+    """All tiles of both pipelined families, those of gemv that ``python -m jaxgemm tune`` would try, and JNP."""
+    request = _tune.request_of(key)
+    _, competing = _tune.contenders(key, sm)
+    able = _choose.able_kernels(request, _choose.native_problem(request, sm))
+    tried = [name for name in able if name.partition(":")[0] in FILES or name in competing]
+    return [*(Cell(name, _choose.BY_MODEL) for name in tried), Cell(JNP)]
+
+
 def measure(key: Key, tried: Sequence[Cell]) -> dict[Cell, float]:
     """Microseconds of every cell of a problem."""
     operands = _timing.rotating_arg_sets(functools.partial(_tune._operands, key), _tune._operand_bytes(key))
@@ -210,37 +261,61 @@ def rows(family: str, found: dict[Sizes, dict[Cell, float]]) -> Iterator[dict[st
 
 
 def row_of(key: Key, times: dict[Cell, float]) -> dict[str, object]:
-    """A problem of one row or column."""
+    """A problem of one row or column, or of odd sizes."""
     sizes = dict(zip(("batch", "m", "n", "k"), sizes_of(key), strict=True))
     us = {cell.kernel: float(f"{time_us:.4g}") for cell, time_us in times.items()}
     return {"dtype": key.lhs_dtype, "precision": key.precision, "layout": key.layout, **sizes, "us": us}
 
 
-def documents(found: dict[Key, dict[Cell, float]], of_rows: bool) -> dict[str, dict[str, object]]:
-    """By the file's name, without what is the same for all."""
-    if of_rows:
-        own: dict[str, object] = {"family": ROWS_FAMILY, "what": ROWS_WHAT}
-        return {ROWS_FILE: own | {"rows": [row_of(*item) for item in found.items()]}}
+Document: TypeAlias = dict[str, object]
+
+
+def tile_documents(found: dict[Key, dict[Cell, float]]) -> dict[str, Document]:
     by_sizes = {sizes_of(key): times for key, times in found.items()}
-    shared: dict[str, object] = {"dtype": DTYPE, "layout": LAYOUT, "what": WHAT}
+    shared: Document = {"dtype": DTYPE, "layout": LAYOUT, "what": WHAT}
     return {name: shared | {"family": family, "rows": list(rows(family, by_sizes))} for family, name in FILES.items()}
+
+
+def row_documents(found: dict[Key, dict[Cell, float]]) -> dict[str, Document]:
+    measured = [row_of(*item) for item in found.items()]
+    return {ROWS_FILE: {"family": ROWS_FAMILY, "what": ROWS_WHAT, "rows": measured}}
+
+
+def odd_documents(found: dict[Key, dict[Cell, float]]) -> dict[str, Document]:
+    return {ODD_FILE: {"what": ODD_WHAT, "rows": [row_of(*item) for item in found.items()]}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What one call measures: problems, the ways to run each, and the files, by name, without what is in all."""
+
+    problems: Callable[[], list[Key]]
+    ways: Callable[[Key, int], list[Cell]]
+    documents: Callable[[dict[Key, dict[Cell, float]]], dict[str, Document]]
+
+
+TILES = Plan(lambda: [_key(DTYPE, LAYOUT, sizes) for sizes in PROBLEMS], every_cell, tile_documents)
+ROWS = Plan(row_keys, row_cells, row_documents)
+ODD = Plan(odd_keys, odd_cells, odd_documents)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chooser_times", description=__doc__)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "tests", help="folder to write to (default: tests)")
-    parser.add_argument("--rows", action="store_true", help=f"what {ROWS_FAMILY} is judged by, and not the others")
+    parser.set_defaults(plan=TILES)
+    other = parser.add_mutually_exclusive_group()
+    for name, plan, what in (("--rows", ROWS, f"what {ROWS_FAMILY} is judged by"), ("--odd", ODD, "odd sizes")):
+        other.add_argument(name, dest="plan", action="store_const", const=plan, help=f"{what}, and not the others")
     arguments = parser.parse_args()
     console = Console()
     found: dict[Key, dict[Cell, float]] = {}
-    ways = row_cells if arguments.rows else every_cell
     header = {"device": jax.devices()[0].device_kind, "date": datetime.date.today().isoformat()}
-    for key in row_keys() if arguments.rows else [_key(DTYPE, LAYOUT, sizes) for sizes in PROBLEMS]:
-        found[key] = measure(key, ways(key, target_sm()))
+    for key in arguments.plan.problems():
+        found[key] = measure(key, arguments.plan.ways(key, target_sm()))
         best = min(found[key], key=found[key].__getitem__)
         console.print(f"{key}: {len(found[key])} ways, {found[key][best]:.1f} us {best.kernel} {best.splits}")
         jax.clear_caches()
-        for name, document in documents(found, arguments.rows).items():  # so far: a run may be cut off
+        for name, document in arguments.plan.documents(found).items():  # so far: a run may be cut off
             replace_text(arguments.out / name, dumps(header | document))
 
 

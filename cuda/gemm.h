@@ -105,8 +105,11 @@ struct Problem {
   bool has_alpha = false;  // a float32 number on the device: a changed scale is no other program
   bool has_bias = false;   // a vector of N elements, or one for each of the batch, of a dtype that takes_bias()
   int sm = 0;              // compute capability of the GPU times ten, e.g. 90
-  KSplit split = {0, 0};   // asked of kernels with split_k; splits == 0: as the model says, see k_split()
-  Codes codes = {};        // of rhs, whose numbers are rounded to rhs_dtype, which is that of lhs
+  // Whether operands may be copied into the workspace by kernels that can do without. They may not where sizes are
+  // known at run time only, as that of the workspace would be.
+  bool may_copy = true;
+  KSplit split = {0, 0};  // asked of kernels with split_k; splits == 0: as the model says, see k_split()
+  Codes codes = {};       // of rhs, whose numbers are rounded to rhs_dtype, which is that of lhs
 
   Layout layout() const { return static_cast<Layout>((lhs.transposed ? 2 : 0) + (rhs.transposed ? 1 : 0)); }
   bool empty() const { return batch == 0 || M == 0 || N == 0; }

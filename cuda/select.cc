@@ -210,7 +210,7 @@ NarrowLoads narrow_loads(const KernelInfo& info, const Problem& p) {
   const auto width = [&](const MatrixView& view) { return load_width(view, bytes); };
   const auto add = [&](const MatrixView& operand, int rows) {
     const auto others_fit = [&](const MatrixView& view) { return &view != &operand || width(view) == 16; };
-    const bool copied = Padding(p, info.cta_tile, others_fit).workspace_bytes(p) > 0;
+    const bool copied = copies_pay(p) && Padding(p, info.cta_tile, others_fit).workspace_bytes(p) > 0;
     if (copied || width(operand) == 16) return;
     narrow.loads += static_cast<double>(rows * info.cta_tile.k * bytes / width(operand));
     narrow.waits = narrow.waits || width(operand) < 4;

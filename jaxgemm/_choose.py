@@ -113,8 +113,8 @@ def why_no_problem(request: Request) -> str:
 def native_problem(request: Request, sm: int) -> _core.Problem:
     """The request as kernels see it, on a GPU of compute capability ``sm`` / 10; they can be asked about it.
 
-    K is split as the model says; not at all where sizes are only known at run time, as that of the workspace that
-    sums need would be.
+    K is split as the model says, and operands are copied where that pays; not at all where sizes are only known at run
+    time, as that of the workspace for sums and copies would be.
     """
     plan = request.plan()
     precision = _kernel_precision(request.precision, request.lhs.dtype)
@@ -139,6 +139,7 @@ def native_problem(request: Request, sm: int) -> _core.Problem:
         has_bias=request.has_bias,
         sm=sm,
         split=NO_SPLIT if request.symbolic else BY_MODEL,
+        may_copy=not request.symbolic,
     )
 
 

@@ -66,6 +66,15 @@ def padded_call() -> Call:
     return good_call("wmma_naive:16x16x16", "bfloat16", _core.workspace_bytes("wmma_naive:16x16x16", asked))
 
 
+def unaligned_call() -> Call:
+    """Operands that would be copied, were there a workspace."""
+    call = good_call("mma_multistage:64x64x64", "bfloat16")
+    return call | {
+        "operands": [((701, 703), "bfloat16"), ((703, 705), "bfloat16")],
+        "results": [((701, 705), "bfloat16")],
+    }
+
+
 def split_call(whole: int, splits: int, family: str = "wgmma") -> Call:
     """3 x 2 tiles of 64 x 128 and five k-tiles of 64, in operands that no kernel copies."""
     call = good_call(f"{family}:64x128x64", "bfloat16", 2**20)
@@ -213,6 +222,7 @@ def listed() -> Iterator[tuple[str, Call]]:
     yield "has_alpha is a number", attribute(has_alpha=1)
     yield "no has_alpha", changed(lambda call: call["attributes"].pop("has_alpha"))
     yield "alpha of integers", changed(lambda call: call["operands"].append(((), "float32")), integer_call)
+    yield "good without a workspace for copies", unaligned_call()
     yield "no workspace", changed(lambda call: call["results"].pop(), padded_call)
     yield "small workspace", changed(lambda call: call["results"].__setitem__(1, ((256,), "uint8")), padded_call)
     yield (
@@ -290,7 +300,7 @@ def inside_its_buffers(call: Call) -> bool:
     asked = _core.Problem(
         sizes[0], dims[0], sizes[1], dims[1], sizes[2], dims[2], *(dtype for _, dtype in buffers),
         attributes["precision"], attributes["activation"], has_alpha, len(rest) > has_alpha,
-        attributes["sm"], tuple(attributes["split"].tolist()),
+        attributes["sm"], tuple(attributes["split"].tolist()), len(call["results"]) > 1,
     )  # fmt: skip
     if 0 in (asked.batch, asked.m, asked.n, asked.k):
         return True

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import jaxgemm
-from jaxgemm._choose import NO_SPLIT, choose, preference
+from jaxgemm._choose import NO_SPLIT, NOMINAL_SIZE, choose, preference, why_not
 from jaxgemm._native import _core
 from jaxgemm._target import PORTABLE_SM
 from tests.helpers import FAMILIES, KERNEL_NAMES, MULTIPROCESSORS, cuda_text, problem, request, struct
@@ -375,6 +375,23 @@ def test_symbolic_shapes_take_no_kernel_with_a_workspace() -> None:
         with pytest.raises(ValueError, match="needs a workspace, whose size symbolic dimensions do not give"):
             choose(asked, name, 90)
     assert "wmma_naive:16x16x16" in needy
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("unknown", ["m", "n", "k", "mn", "mk", "nk", "mnk"])
+def test_kernels_of_symbolic_shapes_need_no_workspace_whatever_the_sizes(unknown: str, layout: str, dtype: str) -> None:
+    """They were chosen for nominal sizes, and there is none at run time."""
+    dtypes = {"lhs_dtype": dtype, "rhs_dtype": dtype, "out_dtype": "int32" if dtype == "int8" else dtype}
+
+    def asked(size: int) -> _core.Problem:
+        sizes = {"m": 320, "n": 192, "k": 256} | dict.fromkeys(unknown, size)
+        return problem(**sizes, layout=layout, split=NO_SPLIT, may_copy=False, **dtypes)
+
+    able = [name for name in KERNEL_NAMES if not why_not(name, asked(NOMINAL_SIZE), symbolic=True)]
+    assert {name.partition(":")[0] for name in able} >= {"mma", "mma_ldmatrix", "mma_multistage"}
+    for size in (1, 8, 129, 500, 2049, 70001):
+        assert not [name for name in able if _core.workspace_bytes(name, asked(size))], size
 
 
 def test_k_of_symbolic_shapes_is_not_split() -> None:

@@ -88,6 +88,7 @@ EXPECTED = {
     "has_alpha is a number": "Failed to decode all FFI handler operands",
     "no has_alpha": "Failed to decode all FFI handler operands|Wrong number of attributes",
     "alpha of integers": "fuses alpha, bias and activation with floating-point results only",
+    "good without a workspace for copies": "",
     "no workspace": "kernel 'wmma_naive:16x16x16' needs ",
     "small workspace": "bytes of workspace, got 256",
     "workspace of another dtype": "bytes of workspace, got 0",

@@ -74,6 +74,7 @@ inline ffi::Error decode_counts(ffi::RemainingArgs operands, ffi::RemainingRets 
   }
   call.args.problem.has_alpha = has_alpha;
   call.args.problem.has_bias = operands.size() > without_bias;
+  call.args.problem.may_copy = results.size() > 1;
   return ffi::Error::Success();
 }
 

@@ -76,7 +76,7 @@ Problem build_problem(const std::vector<int64_t>& lhs_sizes, const DimsLists& lh
                       const std::vector<int64_t>& out_sizes, const DimsLists& out_dims, std::string_view lhs_dtype,
                       std::string_view rhs_dtype, std::string_view out_dtype, std::string_view precision,
                       std::string_view activation, bool has_alpha, bool has_bias, int sm,
-                      std::pair<int64_t, int64_t> split) {
+                      std::pair<int64_t, int64_t> split, bool may_copy) {
   Problem p;
   p.lhs_dtype = parse<DType>(lhs_dtype, kDTypeNames, "dtype");
   p.rhs_dtype = parse<DType>(rhs_dtype, kDTypeNames, "dtype");
@@ -87,6 +87,7 @@ Problem build_problem(const std::vector<int64_t>& lhs_sizes, const DimsLists& lh
   p.has_bias = has_bias;
   p.sm = sm;
   p.split = {split.first, split.second};
+  p.may_copy = may_copy;
   if (std::string error = make_problem(lhs_sizes, lhs_dims, rhs_sizes, rhs_dims, out_sizes, out_dims, p);
       !error.empty()) {
     throw std::invalid_argument(error);
@@ -167,7 +168,7 @@ NB_MODULE(_core, m) {
   nb::class_<Problem>(m, "Problem", "One GEMM as the kernels see it (cuda/gemm.h).")
       .def(nb::new_(&build_problem), "lhs_sizes"_a, "lhs_dims"_a, "rhs_sizes"_a, "rhs_dims"_a, "out_sizes"_a,
            "out_dims"_a, "lhs_dtype"_a, "rhs_dtype"_a, "out_dtype"_a, "precision"_a, "activation"_a, "has_alpha"_a,
-           "has_bias"_a, "sm"_a, "split"_a = std::pair(0, 0))
+           "has_bias"_a, "sm"_a, "split"_a = std::pair(0, 0), "may_copy"_a = true)
       .def_ro("batch", &Problem::batch)
       .def_ro("m", &Problem::M)
       .def_ro("n", &Problem::N)

@@ -99,8 +99,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 }
 
 template <class Config>
+Padding padding(const Problem& p) {
+  return copies_pay(p) ? sm80::padding<Config>(p) : Padding();
+}
+
+template <class Config>
 int64_t copied_bytes(const Problem& p) {
-  return sm80::padding<Config>(p).workspace_bytes(p);
+  return padding<Config>(p).workspace_bytes(p);
 }
 
 template <class Config>
@@ -113,7 +118,7 @@ std::string launch(const GemmArgs& args) {
   const Problem& p = args.problem;
   PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
   char* workspace = static_cast<char*>(args.workspace);
-  if (std::string error = sm80::padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
+  if (std::string error = padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
   const SplitK split(describe<Config>(), p, Config::kCtaTile);
   void* partials = split.splits == 1 ? nullptr : workspace;
   const CopyWidth lhs_width = copy_width(lhs.data, lhs.view, Config::kElementBytes);

@@ -138,8 +138,8 @@ template <class Config>
 struct Padding {
   bool lhs, rhs;
   explicit Padding(const Problem& p)
-      : lhs(!made_of_vectors(p.lhs) && p.N > Config::kCtaTile.n),
-        rhs(!made_of_vectors(p.rhs) && p.M > Config::kCtaTile.m) {}
+      : lhs(p.may_copy && !made_of_vectors(p.lhs) && p.N > Config::kCtaTile.n),
+        rhs(p.may_copy && !made_of_vectors(p.rhs) && p.M > Config::kCtaTile.m) {}
 };
 
 template <class Config>

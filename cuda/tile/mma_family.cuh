@@ -55,11 +55,11 @@ __device__ void write_plain_tile(const StagedTile<Accumulator, kRows, kCols>& s_
   });
 }
 
-// The same of what of a staged tile lies inside out, stored with the RowPhases of its place there.
-template <class Out, int kThreads, class Accumulator, int kRows, int kCols, class Fix>
+// The same of what of a staged tile lies inside out, stored with the RowPhases of its place there, where there is
+// nothing to fix.
+template <class Out, int kThreads, class Accumulator, int kRows, int kCols>
 __device__ void write_plain_part(const StagedTile<Accumulator, kRows, kCols>& s_out, const RowPhases& phases,
-                                 const Epilogue& epilogue, const Fix& fix, const TileCoord& tile, int64_t M,
-                                 int64_t N) {
+                                 const Epilogue& epilogue, const TileCoord& tile, int64_t M, int64_t N) {
   const int rows = static_cast<int>(M - tile.row < kRows ? M - tile.row : kRows);
   const int cols = static_cast<int>(N - tile.col < kCols ? N - tile.col : kCols);
   Out* g_tile =
@@ -68,8 +68,7 @@ __device__ void write_plain_part(const StagedTile<Accumulator, kRows, kCols>& s_
       phases,
       [&](int row, int col, auto quad) {
         if (row >= rows || col >= cols) return;
-        Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};
-        fix(sums, tile.batch, tile.row + row, tile.col + col, N);
+        const Accumulator sums[4] = {quad.x, quad.y, quad.z, quad.w};
         Out* g_quad = g_tile + row * epilogue.ld + col;
         if (col + 4 <= cols) {
           round4(g_quad, sums);
@@ -81,10 +80,7 @@ __device__ void write_plain_part(const StagedTile<Accumulator, kRows, kCols>& s_
         }
       },
       [&](int row, int col, Accumulator sum) {
-        if (row >= rows || col >= cols) return;
-        Accumulator sums[4] = {sum, 0, 0, 0};
-        fix(sums, tile.batch, tile.row + row, tile.col + col, tile.col + col + 1);
-        round1(g_tile + row * epilogue.ld + col, sums[0]);
+        if (row < rows && col < cols) round1(g_tile + row * epilogue.ld + col, sum);
       });
 }
 
@@ -101,7 +97,7 @@ __device__ void write_tile(const StagedTile<Accumulator, kRows, kCols>& s_out, c
     if (Op::kRecomputes || whole) {
       write_plain_tile<Out, kThreads>(s_out, epilogue, fix, tile, N);
     } else {
-      write_plain_part<Out, kThreads>(s_out, phases, epilogue, fix, tile, M, N);
+      write_plain_part<Out, kThreads>(s_out, phases, epilogue, tile, M, N);
     }
   };
   if constexpr (sizeof(typename Op::Element) == 2) {

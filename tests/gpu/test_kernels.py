@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.edge_shapes import LAYOUTS, Case, Shape, cases
+from jaxgemm._native import _core
+from tests.edge_shapes import BATCH_SIZE, LAYOUTS, Case, Shape, cases
 from tests.gpu.report import RecordError
 from tests.gpu.support import Program, floating, over_modes
-from tests.helpers import left_over_shapes
+from tests.helpers import left_over_shapes, problem
 from tests.values import DTypes, integers, modes, normals, rounds_operands
 
 pytestmark = pytest.mark.gpu
@@ -28,6 +29,24 @@ def test_edge_shapes(
     assert all(x.any() for pair in operands for x in pair if x.size > 16)
     program.check_exact(operands, program(operands))
 
+    operands = program.draw(normals, rng)
+    record_error(info.name, program.worst_error(operands, program(operands)))
+
+
+@over_modes(lambda info, *_: info.family == "mma_multistage")
+def test_operands_that_are_copied_where_that_pays(
+    info: Any, dtypes: DTypes, precision: str, rng: np.random.Generator, record_error: RecordError
+) -> None:
+    """So many multiply-adds (cuda/tile/padding.h) as no edge shape has."""
+    odd = [Shape(647, 659, 701), Shape(443, 449, 461, "both"), Shape(1297, 307, 331, "rhs_shared")]
+    for shape in odd:
+        kinds = dict(zip(("lhs_dtype", "rhs_dtype", "out_dtype"), dtypes, strict=True))
+        batch = 1 if shape.batch == "none" else BATCH_SIZE
+        asked = [problem(shape.m, shape.n, shape.k, batch=batch, may_copy=may, **kinds) for may in (True, False)]
+        assert _core.workspace_bytes(info.name, asked[0]) > _core.workspace_bytes(info.name, asked[1])
+    program = Program(info, dtypes, precision, [Case(shape, layout) for shape in odd for layout in LAYOUTS])
+    operands = program.draw(integers, rng)
+    program.check_exact(operands, program(operands))
     operands = program.draw(normals, rng)
     record_error(info.name, program.worst_error(operands, program(operands)))
 

@@ -12,7 +12,7 @@ import pytest
 
 import jaxgemm
 from jaxgemm._reference import error_over_bound, reference
-from tests.edge_shapes import Case, Shape
+from tests.edge_shapes import LAYOUTS, Case, Shape
 from tests.gpu.native import attributes_of, batched_plan, raw_call
 from tests.gpu.support import (
     KERNEL_IDS,
@@ -173,6 +173,28 @@ def test_corrupted_custom_calls_are_errors(info: Any, dtypes: DTypes, precision:
         with pytest.raises(jax.errors.JaxRuntimeError, match=sentence):
             jax.block_until_ready(call(lhs, rhs))
         assert_equal(np.asarray(good(lhs, rhs)), expected, sentence)
+
+
+@pytest.mark.parametrize("family", [None, "wmma_tiled", "mma", "mma_ldmatrix", "mma_multistage"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sizes_that_are_known_at_run_time_only(family: str | None, layout: str, rng: np.random.Generator) -> None:
+    """From less than a tile of what was chosen to operands that would be copied, were there a workspace."""
+    m, n, k = jax.export.symbolic_shape("m,n,k")
+
+    def stored(m: Any, n: Any, k: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        return (m, k) if layout[0] == "N" else (k, m), (k, n) if layout[1] == "N" else (n, k)
+
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jaxgemm.matmul(x if layout[0] == "N" else x.T, y if layout[1] == "N" else y.T, kernel=family)
+
+    operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in stored(m, n, k)]
+    checks = jaxgemm.export_checks()
+    exported = jax.export.export(jax.jit(product), platforms=["cuda"], disabled_checks=checks)(*operands)
+    for sizes in ((3, 5, 7), (129, 130, 67), (300, 301, 77), (703, 701, 699)):
+        lhs, rhs = (integers(rng, shape, "bfloat16") for shape in stored(*sizes))
+        out = np.asarray(exported.call(lhs, rhs))
+        expected = Case(Shape(*sizes), layout).product(lhs, rhs)
+        assert_equal(out, rounded(expected, "bfloat16"), f"{family} {layout} {sizes}")
 
 
 def test_missing_workspace_is_an_error() -> None:
