@@ -152,9 +152,9 @@ ROWS_WHAT = (
 )
 ODD_WHAT = (
     "microseconds of all kernels of a call by CUPTI, median, and one more for each kernel but the first: of all tiles "
-    "of mma_multistage and wgmma, of gemv's that the model took to be at most three times slower than its choice, and of "
-    "jax.lax.dot_general; K split as the model does; interleaved in random order, operands rotating through twice the "
-    "L2 cache"
+    "of mma_multistage and wgmma, those of gemv that the model took to be at most three times slower than its choice, "
+    "and jax.lax.dot_general; K split as the model does; interleaved in random order, operands rotating through twice "
+    "the L2 cache"
 )
 GAP_US = 1.0
 """Between two kernels of a call, which CUPTI does not count: by so much longer than its times were those between two

@@ -183,6 +183,7 @@ struct Kernel {
   std::string (*launch)(const GemmArgs& args);
   int64_t (*workspace_bytes)(const Problem& problem);
   int64_t (*copied_bytes)(const Problem& problem) = nullptr;  // of workspace_bytes, what operands are copied to first
+  int (*copied_operands)(const Problem& problem) = nullptr;   // how many are: told by those that the model compares
 };
 
 // All kernels in ladder order, simplest first: of dense rhs, and of quantised rhs.

@@ -72,7 +72,8 @@ constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3,
                 kPipelined = {3.51e6, 66.4, 0.173, 0.664, 2.30, 2.34e-5, 4.50e6, 1.84, 3.14e6, 2.57e-3},
                 kWarpSpecialised = {3.37e6, 5.64, 0.0591, 0.782, 0.798, 1.90e-5, 4.39e6, 4.77, 4.50e6, 1.98e-3};
 
-constexpr double kCopyUs = 4.0, kCopiedBytesPerUs = 1.5e6;  // of copies of operands in the workspace
+// Of copies of operands in the workspace: of each, as one kernel waits for the other, and of what they write.
+constexpr double kCopyUs = 4.7, kCopiedBytesPerUs = 1.5e6;
 
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
 constexpr double kClusterSumsUs = 3.16, kClusterSumsElementUs = 1.18e-4;
@@ -94,6 +95,9 @@ bool may_take_tiles(const KernelInfo& info, const Problem& p) {
   return info.tma && !p.has_alpha && !p.has_bias && p.activation == Activation::kNone &&
          p.precision == Precision::kDefault;
 }
+
+// Where rows of out do not begin at vectors (epilogue/rows_out.cuh, RowPhases): of a tile, and of each byte of it.
+constexpr double kUnalignedOutUs = 1.0, kUnalignedOutByteUs = 6e-5;
 
 constexpr double kPairsUs = 1.62;  // of CTAs that load for each other, and so wait for each other
 
@@ -186,11 +190,9 @@ int split_rows(const KernelInfo& info, const Problem& p) {
   return rows(p.lhs, p.lhs_dtype, info.cta_tile.m) + rows(p.rhs, p.rhs_dtype, info.cta_tile.n / info.cluster_ctas);
 }
 
-// What a k-tile takes, at least, where its copies are of less than 16 bytes (sm80::Mainloop::run_any), where elements
-// are read one by one, for which it waits, and each of these loads. Fitted on an H100: for copies of 4 and 8 bytes
-// 8 x 197 x 32 x 197 of float32 took 8.3 us and 32 x 64 x 64 x 500 of bfloat16 8.5; for elements 64 x 32 x 61 x 197
-// took 9.9, and a k-tile of 16 x 50 x 50257 x 768 0.76 us, 1.6 and 2.4 in tiles of 64 x 64, 64 x 128 and 128 x 128.
-constexpr double kNarrowTileUs = 0.35, kWaitedTileUs = 1.0, kNarrowLoadUs = 1.25e-4;
+// What a k-tile takes longer where its copies are of less than 16 bytes (sm80::Mainloop::run_any), where elements are
+// read one by one, for which it waits, and each of these loads. Fitted on an H200 (tests/chooser_times_odd.json).
+constexpr double kNarrowTileUs = 0.55, kWaitedTileUs = 0.7, kNarrowLoadUs = 1.25e-4;
 
 // Where operands lie such that there are no wider loads and are not copied first.
 struct NarrowLoads {
@@ -208,15 +210,15 @@ NarrowLoads narrow_loads(const KernelInfo& info, const Problem& p) {
   if (info.tma || !calibrated(info)) return narrow;
   const int64_t bytes = size_bytes(p.lhs_dtype);
   const auto width = [&](const MatrixView& view) { return load_width(view, bytes); };
-  const auto add = [&](const MatrixView& operand, int rows) {
+  const auto add = [&](const MatrixView& operand, int64_t rows) {
     const auto others_fit = [&](const MatrixView& view) { return &view != &operand || width(view) == 16; };
     const bool copied = copies_pay(p) && Padding(p, info.cta_tile, others_fit).workspace_bytes(p) > 0;
     if (copied || width(operand) == 16) return;
     narrow.loads += static_cast<double>(rows * info.cta_tile.k * bytes / width(operand));
     narrow.waits = narrow.waits || width(operand) < 4;
   };
-  add(p.lhs, info.cta_tile.m);
-  add(p.rhs, info.cta_tile.n);
+  add(p.lhs, std::min<int64_t>(p.M, info.cta_tile.m));
+  add(p.rhs, std::min<int64_t>(p.N, info.cta_tile.n));
   return narrow;
 }
 
@@ -231,7 +233,7 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const auto k_tile_us = [&, rows = split_rows(info, p), fragments = fragments_us(info, p),
                           narrow = narrow_loads(info, p)](int64_t side_by_side) {
     const double us = rates.k_tile_us(info, products, rows, side_by_side);
-    return std::max(us, narrow.us(side_by_side)) + static_cast<double>(side_by_side) * fragments;
+    return us + narrow.us(side_by_side) + static_cast<double>(side_by_side) * fragments;
   };
   const double k_tile = static_cast<double>(share / resident) * k_tile_us(resident) + k_tile_us(share % resident);
   const double elements = static_cast<double>(p.batch) * static_cast<double>(p.K) * static_cast<double>(p.M + p.N);
@@ -241,11 +243,17 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
                              static_cast<double>(ceil_div(k_tiles, split.splits)) * k_tile;
   const double turns = waves + static_cast<double>(ceil_div(share, resident));
   const double exposed = takes_turns(info) ? std::min(turns, 1.0) + std::max(0.0, turns - 1.0) * kTurnShare : turns;
+  const bool parts = split.splits > 1 && !in_cluster;  // are written, not out
   double cost = both_us(all_k_tiles, dram) + exposed * (rates.cta_us + rates.cta_element_us * tile_elements);
+  if (calibrated(info) && !parts && tiles > 0 && load_width(p.out, size_bytes(p.out_dtype)) < 16) {
+    const double bytes = static_cast<double>(p.batch * p.M) * static_cast<double>(p.N * size_bytes(p.out_dtype));
+    const double tiles_of_one = waves + static_cast<double>(share);
+    cost += turns * kUnalignedOutUs + tiles_of_one * bytes / static_cast<double>(tiles) * kUnalignedOutByteUs;
+  }
   if (info.cluster_ctas > 1) cost += kPairsUs;
   if (in_cluster) {
     cost += kClusterSumsUs + kClusterSumsElementUs * tile_elements + (takes_turns(info) ? kIdleTurnUs : 0.0);
-  } else if (split.splits > 1) {
+  } else if (parts) {
     const double partial_bytes = 2.0 * sizeof(float) * static_cast<double>(ctas) * tile_elements;
     cost += rates.reduce_us + partial_bytes / rates.partial_bytes_per_us;
   }
@@ -322,8 +330,8 @@ int rung(const Kernel& kernel, const Problem& p) {
 double estimated_cost(const Kernel& kernel, const Problem& p) {
   if (kernel.info.bits != 0) return estimated_mixed_cost(kernel, p);
   const double cost = plan(kernel.info, p).cost_us;
-  const int64_t copied_bytes = kernel.copied_bytes == nullptr ? 0 : kernel.copied_bytes(p);
-  return copied_bytes == 0 ? cost : cost + kCopyUs + static_cast<double>(copied_bytes) / kCopiedBytesPerUs;
+  if (kernel.copied_operands == nullptr) return cost;
+  return cost + kernel.copied_operands(p) * kCopyUs + static_cast<double>(kernel.copied_bytes(p)) / kCopiedBytesPerUs;
 }
 
 const Kernel* select(const Problem& p, std::string_view family) {

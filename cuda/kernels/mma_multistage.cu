@@ -109,6 +109,11 @@ int64_t copied_bytes(const Problem& p) {
 }
 
 template <class Config>
+int copied_operands(const Problem& p) {
+  return padding<Config>(p).operands();
+}
+
+template <class Config>
 int64_t workspace_bytes(const Problem& p) {
   return copied_bytes<Config>(p) + SplitK(describe<Config>(), p, Config::kCtaTile).workspace_bytes(Config::kCtaTile);
 }
@@ -144,7 +149,8 @@ std::string launch(const GemmArgs& args) {
 }
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>,
+                            &copied_operands<Config>};
 
 }  // namespace
 }  // namespace jaxgemm

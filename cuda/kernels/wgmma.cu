@@ -270,6 +270,12 @@ int64_t copied_bytes(const Problem& p) {
 }
 
 template <class Config>
+int copied_operands(const Problem& p) {
+  const Operands<Config> operands(p);
+  return int{operands.lhs.copied()} + int{operands.rhs.copied()};
+}
+
+template <class Config>
 int64_t workspace_bytes(const Problem& p) {
   const Schedule<Config> schedule(p);
   return copied_bytes<Config>(p) + schedule.partial_bytes() + schedule.counter_bytes();
@@ -373,7 +379,8 @@ std::string launch(const GemmArgs& args) {
 }
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>,
+                            &copied_operands<Config>};
 
 }  // namespace
 }  // namespace jaxgemm

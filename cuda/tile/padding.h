@@ -39,6 +39,8 @@ class Padding {
     return (lhs_ ? bytes(p.lhs) : 0) + (rhs_ ? bytes(p.rhs) : 0);
   }
 
+  int operands() const { return int{lhs_} + int{rhs_}; }  // that are copied
+
   // Enqueues the copies, replaces the operands by them and moves `workspace` past them. Returns "" or what went wrong.
   std::string apply(PaddableOperand& lhs, PaddableOperand& rhs, char*& workspace, const GemmArgs& args) const {
     const Problem& p = args.problem;

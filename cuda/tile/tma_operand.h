@@ -36,12 +36,13 @@ class TmaOperand {
     }
   }
 
-  int64_t workspace_bytes() const { return copy_ == Copy::kNone ? 0 : padded_bytes(view_, batch_, size_bytes(dtype_)); }
+  bool copied() const { return copy_ != Copy::kNone; }
+  int64_t workspace_bytes() const { return !copied() ? 0 : padded_bytes(view_, batch_, size_bytes(dtype_)); }
 
   // Enqueues the copy, if one is needed, of what lies at `data`, and has `data` and `workspace` point to it and past
   // it. Returns "" or what went wrong.
   std::string prepare(const void*& data, char*& workspace, void* stream) const {
-    if (copy_ == Copy::kNone) return {};
+    if (!copied()) return {};
     std::string error = copy_ == Copy::kKMajor
                             ? k_major_copy(workspace, data, k_major_, dtype_, stream)
                             : pad_copy(workspace, data, k_major_.from, vector_elems(), batch_, dtype_, stream);
