@@ -190,18 +190,21 @@ int split_rows(const KernelInfo& info, const Problem& p) {
   return rows(p.lhs, p.lhs_dtype, info.cta_tile.m) + rows(p.rhs, p.rhs_dtype, info.cta_tile.n / info.cluster_ctas);
 }
 
-// What a k-tile takes longer where its copies are of less than 16 bytes (sm80::Mainloop::run_any), where elements are
-// read one by one, for which it waits, and each of these loads. Fitted on an H200 (tests/chooser_times_odd.json).
-constexpr double kNarrowTileUs = 0.55, kWaitedTileUs = 0.7, kNarrowLoadUs = 1.25e-4;
+// What a k-tile takes longer where its copies are of less than 16 bytes (sm80::Mainloop::run_any); where elements are
+// read one by one, for so many of which at once it waits; and each of these loads. Fitted on an H200
+// (tests/chooser_times_odd.json).
+constexpr double kNarrowTileUs = 0.55, kElementsTileUs = 0.35, kWaitUs = 0.35, kNarrowLoadUs = 1.25e-4;
+constexpr int kElementsAtOnce = 32;  // of a thread (tile/operand_tile.cuh)
 
 // Where operands lie such that there are no wider loads and are not copied first.
 struct NarrowLoads {
   double loads;  // of less than 16 bytes that bring a k-tile
-  bool waits;    // for elements
+  double waits;  // for elements
 
   double us(int64_t side_by_side) const {
     if (loads == 0.0 || side_by_side == 0) return 0.0;
-    return (waits ? kWaitedTileUs : kNarrowTileUs) + static_cast<double>(side_by_side) * loads * kNarrowLoadUs;
+    const double us = waits > 0.0 ? kElementsTileUs + waits * kWaitUs : kNarrowTileUs;
+    return us + static_cast<double>(side_by_side) * loads * kNarrowLoadUs;
   }
 };
 
@@ -214,8 +217,9 @@ NarrowLoads narrow_loads(const KernelInfo& info, const Problem& p) {
     const auto others_fit = [&](const MatrixView& view) { return &view != &operand || width(view) == 16; };
     const bool copied = copies_pay(p) && Padding(p, info.cta_tile, others_fit).workspace_bytes(p) > 0;
     if (copied || width(operand) == 16) return;
-    narrow.loads += static_cast<double>(rows * info.cta_tile.k * bytes / width(operand));
-    narrow.waits = narrow.waits || width(operand) < 4;
+    const auto loads = static_cast<double>(rows * info.cta_tile.k * bytes / width(operand));
+    narrow.loads += loads;
+    if (width(operand) < 4) narrow.waits += std::max(1.0, loads / (info.threads * kElementsAtOnce));
   };
   add(p.lhs, std::min<int64_t>(p.M, info.cta_tile.m));
   add(p.rhs, std::min<int64_t>(p.N, info.cta_tile.n));
@@ -245,7 +249,8 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const double exposed = takes_turns(info) ? std::min(turns, 1.0) + std::max(0.0, turns - 1.0) * kTurnShare : turns;
   const bool parts = split.splits > 1 && !in_cluster;  // are written, not out
   double cost = both_us(all_k_tiles, dram) + exposed * (rates.cta_us + rates.cta_element_us * tile_elements);
-  if (calibrated(info) && !parts && tiles > 0 && load_width(p.out, size_bytes(p.out_dtype)) < 16) {
+  const bool unaligned_rows = p.M > 1 && p.N > 1 && load_width(p.out, size_bytes(p.out_dtype)) < 16;
+  if (calibrated(info) && !parts && tiles > 0 && unaligned_rows) {
     const double bytes = static_cast<double>(p.batch * p.M) * static_cast<double>(p.N * size_bytes(p.out_dtype));
     const double tiles_of_one = waves + static_cast<double>(share);
     cost += turns * kUnalignedOutUs + tiles_of_one * bytes / static_cast<double>(tiles) * kUnalignedOutByteUs;
