@@ -201,15 +201,15 @@ _STAGED = [
     ),
     Mutation("mma_ldmatrix", "bias left out of whole tiles", "epilogue.plain() &&", "", file=MMA_FAMILY),
     Mutation("mma_ldmatrix", "moved rows written plain", "whole = phases.all_zero() &&", "whole =", file=MMA_FAMILY),
-    Mutation("mma_ldmatrix", "a row too many of a part", "if (row >= rows ||", "if (row > rows ||", 0, MMA_FAMILY),
+    Mutation("mma_ldmatrix", "a row too many of a part", "if (row >= rows ||", "if (row > rows ||", file=MMA_FAMILY),
     Mutation("mma_ldmatrix", "a quad over the edge of a part", "if (col + 4 <= cols)", "if (true)", file=MMA_FAMILY),
     Mutation(
         "mma_ldmatrix", "columns of a part left out", "if (col + i < cols) round1", "if (false) round1",
         file=MMA_FAMILY,
     ),
     Mutation(
-        "mma_ldmatrix", "a column of a part behind the edge", "if (row >= rows || col >= cols) return;",
-        "if (row >= rows) return;", 1, MMA_FAMILY,
+        "mma_ldmatrix", "a column of a part behind the edge", "if (row < rows && col < cols)", "if (row < rows)",
+        file=MMA_FAMILY,
     ),
     Mutation("mma_ldmatrix", "float32 written as 16 bits", "!= DType::kF32)", "!= DType::kS32)", file=MMA_FAMILY),
     Mutation(
