@@ -13,8 +13,8 @@ from tests.helpers import problem
 Row = dict[str, Any]
 
 
-def rows_of(name: str) -> list[Row]:
-    return json.loads((Path(__file__).parent / name).read_text())["rows"]
+def document_of(name: str) -> dict[str, Any]:
+    return json.loads((Path(__file__).parent / name).read_text())
 
 
 def row_id(row: Row) -> str:

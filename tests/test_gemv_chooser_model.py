@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.chooser_times import ROWS_FAMILY, ROWS_FILE
 from benchmarks.results import geomean
-from tests.chooser_rows import Row, loss, row_id, rows_of
+from tests.chooser_rows import Row, document_of, loss, row_id
 
-ROWS = rows_of(ROWS_FILE)
+ROWS: list[Row] = document_of(ROWS_FILE)["rows"]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
