@@ -129,22 +129,16 @@ bool recomputes_all(const KernelInfo& info, const Problem& p) {
 // a matter of rounding.
 double both_us(double a, double b) { return std::sqrt(std::sqrt(a * a * a * a + b * b * b * b)); }
 
-// At how many bytes at once the elements of an operand can be loaded.
-int64_t load_width(const MatrixView& view, int64_t element_bytes) {
-  for (const int64_t wide : {16, 8, 4}) {
-    if (view.ld * element_bytes % wide == 0 && view.batch_stride * element_bytes % wide == 0) return wide;
-  }
-  return element_bytes;
-}
+// Whether the rows of an operand or of out are made of whole vectors.
+bool aligned(const MatrixView& view, DType dtype) { return begins_at_multiples(view, size_bytes(dtype)); }
 
 // Of several rows, by_vector() kernels read the matrix again for each. There they were only measured to gain, and what
 // the model says of them to hold, where rows of an operand begin anywhere, so that the others copy them or load them
 // piece by piece, at the default precision, and up to 3 x 4097 x 100; 2 x 4097 x 4097 took 68 us, where it said 36.
 constexpr int64_t kSmallMatrix = int64_t{1} << 20;
 bool several_rows_pay(const Problem& p) {
-  const int64_t bytes = size_bytes(p.lhs_dtype);
-  const bool aligned = load_width(p.lhs, bytes) == 16 && load_width(p.rhs, bytes) == 16;
-  return !aligned && p.precision == Precision::kDefault && p.K * p.N <= kSmallMatrix;
+  const bool in_vectors = aligned(p.lhs, p.lhs_dtype) && aligned(p.rhs, p.rhs_dtype);
+  return !in_vectors && p.precision == Precision::kDefault && p.K * p.N <= kSmallMatrix;
 }
 
 // Of such kernels: a CTA without its k-tiles, and what of it its multiprocessor does for no other meanwhile; what the
@@ -166,7 +160,7 @@ double vector_us(const KernelInfo& info, const Problem& p) {
   const int64_t outs = column ? p.M : p.N, rows = column ? 1 : p.M, element_bytes = size_bytes(p.lhs_dtype);
   const double row_bytes = static_cast<double>(info.cta_tile.n * element_bytes);
   const double times = along_k ? 1.0 : std::max(1.0, kRowBytes / row_bytes);
-  const bool vectors = load_width(matrix, element_bytes) == 16 && (along_k || row_bytes >= 16.0);
+  const bool vectors = aligned(matrix, p.lhs_dtype) && (along_k || row_bytes >= 16.0);
   const VectorRates& rates = vectors ? kByVectors : kByElements;
   const int64_t ctas = p.batch * rows * ceil_div(outs, info.cta_tile.n), sms = planned_multiprocessors(p.sm);
   const double k_tiles = static_cast<double>(ceil_div(p.K, info.cta_tile.k));
@@ -190,40 +184,17 @@ int split_rows(const KernelInfo& info, const Problem& p) {
   return rows(p.lhs, p.lhs_dtype, info.cta_tile.m) + rows(p.rhs, p.rhs_dtype, info.cta_tile.n / info.cluster_ctas);
 }
 
-// What a k-tile takes longer where its copies are of less than 16 bytes (sm80::Mainloop::run_any); where elements are
-// read one by one, for so many of which at once it waits; and each of these loads. Fitted on an H200
-// (tests/chooser_times_odd.json).
-constexpr double kNarrowTileUs = 0.55, kElementsTileUs = 0.35, kWaitUs = 0.35, kNarrowLoadUs = 1.25e-4;
-constexpr int kElementsAtOnce = 32;  // of a thread (tile/operand_tile.cuh)
+// Where operands are moved within shared memory (tile/shifted_tile.cuh): what a CTA takes longer, and a k-tile, and for
+// each byte of a k-tile that is moved once a CTA and each k-tile. Fitted on an H200 (tests/chooser_times_odd.json).
+constexpr double kMovedCtaUs = 0.9, kMovedCtaByteUs = 2e-5, kMovedTileUs = 0.3, kMovedTileByteUs = 1.6e-5;
 
-// Where operands lie such that there are no wider loads and are not copied first.
-struct NarrowLoads {
-  double loads;  // of less than 16 bytes that bring a k-tile
-  double waits;  // for elements
-
-  double us(int64_t side_by_side) const {
-    if (loads == 0.0 || side_by_side == 0) return 0.0;
-    const double us = waits > 0.0 ? kElementsTileUs + waits * kWaitUs : kNarrowTileUs;
-    return us + static_cast<double>(side_by_side) * loads * kNarrowLoadUs;
-  }
-};
-
-NarrowLoads narrow_loads(const KernelInfo& info, const Problem& p) {
-  NarrowLoads narrow = {};
-  if (info.tma || !calibrated(info)) return narrow;
-  const int64_t bytes = size_bytes(p.lhs_dtype);
-  const auto width = [&](const MatrixView& view) { return load_width(view, bytes); };
-  const auto add = [&](const MatrixView& operand, int64_t rows) {
-    const auto others_fit = [&](const MatrixView& view) { return &view != &operand || width(view) == 16; };
-    const bool copied = copies_pay(p) && Padding(p, info.cta_tile, others_fit).workspace_bytes(p) > 0;
-    if (copied || width(operand) == 16) return;
-    const auto loads = static_cast<double>(rows * info.cta_tile.k * bytes / width(operand));
-    narrow.loads += loads;
-    if (width(operand) < 4) narrow.waits += std::max(1.0, loads / (info.threads * kElementsAtOnce));
-  };
-  add(p.lhs, std::min<int64_t>(p.M, info.cta_tile.m));
-  add(p.rhs, std::min<int64_t>(p.N, info.cta_tile.n));
-  return narrow;
+// Of a k-tile, those that are.
+int64_t moved_bytes(const KernelInfo& info, const Problem& p) {
+  if (info.tma || !calibrated(info)) return 0;
+  const Padding padding = vector_padding_that_pays(p, info.cta_tile);
+  const int lhs_rows = padding.lhs() || aligned(p.lhs, p.lhs_dtype) ? 0 : info.cta_tile.m;
+  const int rhs_rows = padding.rhs() || aligned(p.rhs, p.rhs_dtype) ? 0 : info.cta_tile.n;
+  return int64_t{lhs_rows + rhs_rows} * info.cta_tile.k * size_bytes(p.lhs_dtype);
 }
 
 double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t k_tiles, const KSplit& split) {
@@ -234,10 +205,12 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const int64_t share = in_cluster ? ceil_div(shared, clusters_at_once(split.splits)) : ceil_div(ctas, sms);
   const double waves = static_cast<double>(ceil_div(whole, sms));
   const int products = p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest ? 3 : 1;  // 3xTF32
-  const auto k_tile_us = [&, rows = split_rows(info, p), fragments = fragments_us(info, p),
-                          narrow = narrow_loads(info, p)](int64_t side_by_side) {
-    const double us = rates.k_tile_us(info, products, rows, side_by_side);
-    return us + narrow.us(side_by_side) + static_cast<double>(side_by_side) * fragments;
+  const auto moved = static_cast<double>(moved_bytes(info, p));
+  const double alone_us = fragments_us(info, p) + moved * kMovedTileByteUs;
+  const auto k_tile_us = [&, rows = split_rows(info, p)](int64_t side_by_side) {
+    if (side_by_side == 0) return 0.0;
+    const double us = rates.k_tile_us(info, products, rows, side_by_side) + (moved > 0.0 ? kMovedTileUs : 0.0);
+    return us + static_cast<double>(side_by_side) * alone_us;
   };
   const double k_tile = static_cast<double>(share / resident) * k_tile_us(resident) + k_tile_us(share % resident);
   const double elements = static_cast<double>(p.batch) * static_cast<double>(p.K) * static_cast<double>(p.M + p.N);
@@ -249,12 +222,13 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const double exposed = takes_turns(info) ? std::min(turns, 1.0) + std::max(0.0, turns - 1.0) * kTurnShare : turns;
   const bool parts = split.splits > 1 && !in_cluster;  // are written, not out
   double cost = both_us(all_k_tiles, dram) + exposed * (rates.cta_us + rates.cta_element_us * tile_elements);
-  const bool unaligned_rows = p.M > 1 && p.N > 1 && load_width(p.out, size_bytes(p.out_dtype)) < 16;
+  const bool unaligned_rows = p.M > 1 && p.N > 1 && !aligned(p.out, p.out_dtype);
   if (calibrated(info) && !parts && tiles > 0 && unaligned_rows) {
     const double bytes = static_cast<double>(p.batch * p.M) * static_cast<double>(p.N * size_bytes(p.out_dtype));
     const double tiles_of_one = waves + static_cast<double>(share);
     cost += turns * kUnalignedOutUs + tiles_of_one * bytes / static_cast<double>(tiles) * kUnalignedOutByteUs;
   }
+  if (moved > 0.0) cost += turns * (kMovedCtaUs + moved * kMovedCtaByteUs);
   if (info.cluster_ctas > 1) cost += kPairsUs;
   if (in_cluster) {
     cost += kClusterSumsUs + kClusterSumsElementUs * tile_elements + (takes_turns(info) ? kIdleTurnUs : 0.0);

@@ -15,6 +15,7 @@
 #include "ptx/shared_storage.cuh"
 #include "tile/global_matrix.cuh"
 #include "tile/mma_family.cuh"
+#include "tile/padding.h"
 #include "tile/scheduler.cuh"
 
 namespace jaxgemm {
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return sm80::padding<Config>(p).workspace_bytes(p);
+  return vector_padding(p, Config::kCtaTile).workspace_bytes(p);
 }
 
 template <class Config>
@@ -107,7 +108,7 @@ std::string launch(const GemmArgs& args) {
   const Problem& p = args.problem;
   PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
   char* workspace = static_cast<char*>(args.workspace);
-  std::string error = sm80::padding<Config>(p).apply(lhs, rhs, workspace, args);
+  std::string error = vector_padding(p, Config::kCtaTile).apply(lhs, rhs, workspace, args);
   if (!error.empty()) return error;
 
   const TileGrid grid(Config::kCtaTile, p.M, p.N);

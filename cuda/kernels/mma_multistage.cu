@@ -5,7 +5,8 @@
 // the next step along K are loaded while the current ones are multiplied. Where out has too few tiles to fill the GPU,
 // K is split over several CTAs, whose partial sums a second kernel adds up in a fixed order (tile/split_k.h).
 //
-// Rows that are not whole 16-byte vectors take narrower copies, or are first copied into the workspace (Padding).
+// Rows that do not begin at multiples of 16 bytes are copied as the vectors that hold them, and moved within shared
+// memory (tile/shifted_tile.cuh); where there is much to multiply, they are first copied into the workspace (Padding).
 //
 // Source: the multi-stage GEMM on mma.sync that tutorials for Ampere build up to (KnowingNothing/MatmulTutorial,
 // "sm80"); CUTLASS, "Efficient GEMM in CUDA", sections "Pipelining" and "Parallelized Reductions".
@@ -14,6 +15,7 @@
 #include "ptx/shared_storage.cuh"
 #include "tile/global_matrix.cuh"
 #include "tile/mma_family.cuh"
+#include "tile/padding.h"
 #include "tile/scheduler.cuh"
 #include "tile/split_k.h"
 
@@ -24,7 +26,10 @@ namespace {
 // multiprocessor: what registers and stages are budgeted for. WARPS_K warps share a warp tile: each takes its part of
 // every k-tile, and their sums are added in shared memory. A CTA that has the multiprocessor to itself so gets the
 // eight warps that it takes to hide latency, with warp tiles large enough for the bandwidth of shared memory.
-template <int ELEMENT_BYTES, int CTA_M, int CTA_N, int WARP_M, int WARP_N, int STAGES, int CTAS, int WARPS_K = 1>
+// SHIFTED_AHEAD is how many k-tiles are on their way where runs begin anywhere: as many as leave room for CTAS, or as
+// the stages have.
+template <int ELEMENT_BYTES, int CTA_M, int CTA_N, int WARP_M, int WARP_N, int STAGES, int SHIFTED_AHEAD, int CTAS,
+          int WARPS_K = 1>
 struct TileConfig {
   static constexpr std::string_view kFamily = "mma_multistage";
   static constexpr auto kDTypes = kMmaDTypes<ELEMENT_BYTES>;
@@ -37,29 +42,39 @@ struct TileConfig {
   struct Stage {
     alignas(128) char lhs[CTA_M * kRunBytes], rhs[CTA_N * kRunBytes];
   };
+  // Of operands whose runs begin anywhere.
+  struct Copied {
+    alignas(128) char lhs[kShiftedBytes<CTA_M * kRunBytes, CTA_M, kCtaTile.k>];
+    alignas(128) char rhs[kShiftedBytes<CTA_N * kRunBytes, CTA_N, kCtaTile.k>];
+  };
+  static constexpr int kShiftedAhead = SHIFTED_AHEAD;
+  struct Shifted {
+    Stage tile;
+    Copied copied[kShiftedAhead];
+  };
   union SharedStorage {
     Stage stages[STAGES];
+    Shifted shifted;
     StagedSums<CTA_M, CTA_N> sums;  // when the K loop is over
   };
 };
 
-struct Config64x64x64 : TileConfig<2, 64, 64, 32, 32, 4, 3> {};
-struct Config64x128x64 : TileConfig<2, 64, 128, 32, 64, 4, 2> {};
-struct Config128x128x64 : TileConfig<2, 128, 128, 64, 64, 5, 1, 2> {};
-struct Config128x256x64 : TileConfig<2, 128, 256, 64, 64, 4, 1> {};
-struct Config64x64x32 : TileConfig<4, 64, 64, 32, 32, 4, 2> {};
-struct Config128x128x32 : TileConfig<4, 128, 128, 64, 32, 3, 1> {};
-struct Config64x64x128 : TileConfig<1, 64, 64, 32, 32, 4, 3> {};
-struct Config128x256x128 : TileConfig<1, 128, 256, 64, 64, 4, 1> {};
+struct Config64x64x64 : TileConfig<2, 64, 64, 32, 32, 4, 3, 3> {};
+struct Config64x128x64 : TileConfig<2, 64, 128, 32, 64, 4, 2, 2> {};
+struct Config128x128x64 : TileConfig<2, 128, 128, 64, 64, 5, 3, 1, 2> {};
+struct Config128x256x64 : TileConfig<2, 128, 256, 64, 64, 4, 2, 1> {};
+struct Config64x64x32 : TileConfig<4, 64, 64, 32, 32, 4, 3, 2> {};
+struct Config128x128x32 : TileConfig<4, 128, 128, 64, 32, 3, 1, 1> {};
+struct Config64x64x128 : TileConfig<1, 64, 64, 32, 32, 4, 2, 3> {};
+struct Config128x256x128 : TileConfig<1, 128, 256, 64, 64, 4, 2, 1> {};
 
-// kAligned: all runs of both operands begin at multiples of 16 bytes. If not, the copies of lhs_width and rhs_width
-// are more and smaller.
+// kAligned: all runs of both operands begin at multiples of 16 bytes. If not, those of one of them may.
 template <class Config, class Op, bool kAligned, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     mma_multistage_kernel(GlobalMatrix<typename Op::Element, kLhsTransposed> g_lhs,
-                          GlobalMatrix<typename Op::Element, kRhsTransposed> g_rhs, CopyWidth lhs_width,
-                          CopyWidth rhs_width, Epilogue epilogue, FixOf<Op> fix, void* partials, TileGrid grid,
-                          SplitK split, int64_t M, int64_t N, int64_t K) {
+                          GlobalMatrix<typename Op::Element, kRhsTransposed> g_rhs, bool lhs_aligned, bool rhs_aligned,
+                          Epilogue epilogue, FixOf<Op> fix, void* partials, TileGrid grid, SplitK split, int64_t M,
+                          int64_t N, int64_t K) {
   using Loop = sm80::Mainloop<Config, Op, kLhsTransposed, kRhsTransposed>;
   using Accumulator = typename Op::Accumulator;
   constexpr Tile kCta = Config::kCtaTile;
@@ -69,12 +84,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   const TileCoord tile = grid.tile(tile_index);
 
   typename Loop::Accumulators accumulators = {};
-  const typename Loop::LhsCopy lhs_copy(g_lhs.at(tile.batch, tile.row, k), g_lhs.ld, M - tile.row);
-  const typename Loop::RhsCopy rhs_copy(g_rhs.at(tile.batch, k, tile.col), g_rhs.ld, N - tile.col);
+  const typename Op::Element* g_lhs_tile = g_lhs.at(tile.batch, tile.row, k);
+  const typename Op::Element* g_rhs_tile = g_rhs.at(tile.batch, k, tile.col);
   if constexpr (kAligned) {
-    Loop::run(accumulators, smem.stages, lhs_copy, rhs_copy, depth);
+    Loop::run(accumulators, smem.stages, {g_lhs_tile, g_lhs.ld, M - tile.row}, {g_rhs_tile, g_rhs.ld, N - tile.col},
+              depth);
   } else {
-    Loop::run_any(accumulators, smem.stages, lhs_copy, rhs_copy, lhs_width, rhs_width, depth);
+    Loop::run_shifted(accumulators, smem.shifted, {g_lhs_tile, g_lhs.data, g_lhs.ld, M - tile.row, lhs_aligned},
+                      {g_rhs_tile, g_rhs.data, g_rhs.ld, N - tile.col, rhs_aligned}, depth);
   }
 
   auto& s_out = smem.sums.of(Accumulator{});
@@ -100,7 +117,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 
 template <class Config>
 Padding padding(const Problem& p) {
-  return copies_pay(p) ? sm80::padding<Config>(p) : Padding();
+  return vector_padding_that_pays(p, Config::kCtaTile);
 }
 
 template <class Config>
@@ -126,8 +143,9 @@ std::string launch(const GemmArgs& args) {
   if (std::string error = padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
   const SplitK split(describe<Config>(), p, Config::kCtaTile);
   void* partials = split.splits == 1 ? nullptr : workspace;
-  const CopyWidth lhs_width = copy_width(lhs.data, lhs.view, Config::kElementBytes);
-  const CopyWidth rhs_width = copy_width(rhs.data, rhs.view, Config::kElementBytes);
+  const auto aligned = [](const PaddableOperand& operand) {
+    return copy_width(operand.data, operand.view, Config::kElementBytes) == CopyWidth::k16;
+  };
 
   return dispatch_op<Config::kElementBytes>(p, [&]<class Op>() {
     const auto launch_for = [&]<bool kAligned>() {
@@ -135,14 +153,13 @@ std::string launch(const GemmArgs& args) {
         return launch_kernel(mma_multistage_kernel<Config, Op, kAligned, kLhsTransposed, kRhsTransposed>, split.units(),
                              Config::kThreads, describe<Config>().smem_bytes, args.stream,
                              GlobalMatrix<typename Op::Element, kLhsTransposed>(lhs.data, lhs.view),
-                             GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view), lhs_width,
-                             rhs_width, Epilogue(args), FixOf<Op>(args), partials, TileGrid(Config::kCtaTile, p.M, p.N),
-                             split, p.M, p.N, p.K);
+                             GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view), aligned(lhs),
+                             aligned(rhs), Epilogue(args), FixOf<Op>(args), partials,
+                             TileGrid(Config::kCtaTile, p.M, p.N), split, p.M, p.N, p.K);
       });
     };
-    std::string error = lhs_width == CopyWidth::k16 && rhs_width == CopyWidth::k16
-                            ? launch_for.template operator()<true>()
-                            : launch_for.template operator()<false>();
+    std::string error =
+        aligned(lhs) && aligned(rhs) ? launch_for.template operator()<true>() : launch_for.template operator()<false>();
     if (!error.empty() || partials == nullptr) return error;
     return reduce_partial_tiles(args, Config::kCtaTile, split, partials, Op::kRecomputes);
   });

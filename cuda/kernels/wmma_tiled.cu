@@ -22,7 +22,7 @@
 #include "ptx/shared_storage.cuh"
 #include "ptx/wmma.cuh"
 #include "tile/global_matrix.cuh"
-#include "tile/pad_copy.h"
+#include "tile/padding.h"
 #include "tile/scheduler.cuh"
 
 namespace jaxgemm {
@@ -128,27 +128,18 @@ bool made_of_vectors(const MatrixView& view) {
          view.batch_stride % kVectorElems == 0;
 }
 
-bool whole_vectors(const PaddableOperand& operand) {
+bool in_whole_vectors(const PaddableOperand& operand) {
   return reinterpret_cast<uintptr_t>(operand.data) % sizeof(uint4) == 0 && made_of_vectors(operand.view);
 }
 
-// Which operands are copied: those that CTAs would read element by element and more than once, which is to say that out
-// has more than one tile in the other operand's dimension.
 template <class Config>
-struct Padding {
-  bool lhs, rhs;
-  explicit Padding(const Problem& p)
-      : lhs(p.may_copy && !made_of_vectors(p.lhs) && p.N > Config::kCtaTile.n),
-        rhs(p.may_copy && !made_of_vectors(p.rhs) && p.M > Config::kCtaTile.m) {}
-};
+Padding padding(const Problem& p) {
+  return {p, Config::kCtaTile, made_of_vectors};
+}
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  const Padding<Config> padding(p);
-  const auto bytes = [&](const MatrixView& view) {
-    return padded_bytes(padded_view(view, kVectorElems), p.batch, size_bytes(p.lhs_dtype));
-  };
-  return (padding.lhs ? bytes(p.lhs) : 0) + (padding.rhs ? bytes(p.rhs) : 0);
+  return padding<Config>(p).workspace_bytes(p);
 }
 
 // How much of a tile of `size` that starts at `first` lies before `end`; 0 if it starts behind.
@@ -268,12 +259,7 @@ std::string launch(const GemmArgs& args) {
   const Problem& p = args.problem;
   PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
   char* workspace = static_cast<char*>(args.workspace);
-  const Padding<Config> padding(p);
-  for (const auto& [operand, wanted] : {std::pair{&lhs, padding.lhs}, std::pair{&rhs, padding.rhs}}) {
-    if (!wanted) continue;
-    std::string error = operand->pad(workspace, kVectorElems, p, p.lhs_dtype, args.stream);
-    if (!error.empty()) return error;
-  }
+  if (std::string error = padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
 
   const TileGrid grid(Config::kCtaTile, p.M, p.N);
   const auto launch_for = [&]<class T>() {
@@ -281,8 +267,8 @@ std::string launch(const GemmArgs& args) {
       return launch_kernel(wmma_tiled_kernel<Config, T, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch),
                            Config::kThreads, sizeof(typename Config::SharedStorage), args.stream,
                            GlobalMatrix<T, kLhsTransposed>(lhs.data, lhs.view),
-                           GlobalMatrix<T, kRhsTransposed>(rhs.data, rhs.view), whole_vectors(lhs), whole_vectors(rhs),
-                           Epilogue(args), grid, p.M, p.N, p.K);
+                           GlobalMatrix<T, kRhsTransposed>(rhs.data, rhs.view), in_whole_vectors(lhs),
+                           in_whole_vectors(rhs), Epilogue(args), grid, p.M, p.N, p.K);
     });
   };
   return p.lhs_dtype == DType::kF16 ? launch_for.template operator()<__half>()

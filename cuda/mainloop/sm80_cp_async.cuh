@@ -7,16 +7,9 @@
 #include "ptx/cp_async.cuh"
 #include "tile/mma_op.cuh"
 #include "tile/operand_tile.cuh"
-#include "tile/padding.h"
+#include "tile/shifted_tile.cuh"
 
 namespace jaxgemm::sm80 {
-
-// Which operands are copied first: those that allow no copies of whole vectors, going by their shapes.
-template <class Config>
-Padding padding(const Problem& p) {
-  return {p, Config::kCtaTile,
-          [](const MatrixView& view) { return copy_width(nullptr, view, Config::kElementBytes) == CopyWidth::k16; }};
-}
 
 // What a warp multiplies and how, for one layout.
 template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
@@ -31,6 +24,8 @@ struct Mainloop {
   using RhsTile = OperandTile<Element, kCta.n, kCta.k, kRhsAlongN>;
   using LhsCopy = OperandCopy<LhsTile, Element, kLhsAlongM, Config::kThreads>;
   using RhsCopy = OperandCopy<RhsTile, Element, kRhsAlongN, Config::kThreads>;
+  using LhsShifted = ShiftedCopy<LhsTile, Element, kLhsAlongM, Config::kThreads>;
+  using RhsShifted = ShiftedCopy<RhsTile, Element, kRhsAlongN, Config::kThreads>;
   using LhsLoader = FragmentLoader<LhsTile, Element, kLhsAlongM, true>;
   using RhsLoader = FragmentLoader<RhsTile, Element, kRhsAlongN, false>;
 
@@ -142,36 +137,49 @@ struct Mainloop {
     __syncthreads();
   }
 
-  // The same for operands whose runs begin anywhere, as small as it can be. Elements that are read one by one do not
-  // come while others are multiplied: the threads wait for them as they begin the copy of a k-tile.
-  template <class Stage>
-  __device__ static void run_any(Accumulators& accumulators, Stage (&stages)[Config::kStages], LhsCopy lhs_copy,
-                                 RhsCopy rhs_copy, CopyWidth lhs_width, CopyWidth rhs_width, int64_t K) {
-    constexpr int kStages = Config::kStages;
+  // The same where runs of an operand, or of both, begin anywhere. What was copied of them, k-tiles ahead, is moved to
+  // where fragments are loaded from, and where it was the next k-tile is copied to. Of an operand that need not be
+  // moved there is a k-tile more in turn, as it needs no such place.
+  template <class Shifted>
+  __device__ static void run_shifted(Accumulators& accumulators, Shifted& smem, LhsShifted lhs, RhsShifted rhs,
+                                     int64_t K) {
+    constexpr int kAhead = Config::kShiftedAhead;
     const LhsLoader lhs_loader(warp_row(), warp_k() * kSteps);
     const RhsLoader rhs_loader(warp_col(), warp_k() * kSteps);
-    int stage = 0;       // to be copied to; the next one is multiplied
-    int64_t k_left = K;  // that has not been copied
+    const auto lhs_in_turn = [&](int i) { return i == kAhead ? smem.tile.lhs : smem.copied[i].lhs; };
+    const auto rhs_in_turn = [&](int i) { return i == kAhead ? smem.tile.rhs : smem.copied[i].rhs; };
+    int copied = 0, in_turn = 0;  // to be copied to
+    int64_t k_left = K;           // that has not been copied
 #pragma unroll 1
-    for (int64_t k = -(kStages - 1) * static_cast<int64_t>(kCta.k); k < K; k += kCta.k) {
-      if (k >= 0) {  // as in run()
-        ptx::cp_async_wait<kStages - 2>();
+    for (int64_t k = -kAhead * static_cast<int64_t>(kCta.k); k < K; k += kCta.k) {
+      char* s_lhs = lhs.aligned() ? lhs_in_turn(in_turn) : smem.copied[copied].lhs;
+      char* s_rhs = rhs.aligned() ? rhs_in_turn(in_turn) : smem.copied[copied].rhs;
+      copied = copied + 1 == kAhead ? 0 : copied + 1;
+      in_turn = in_turn == kAhead ? 0 : in_turn + 1;
+      if (k >= 0) {
+        ptx::cp_async_wait<kAhead - 1>();
+        __syncthreads();  // the k-tile is there in all threads, and nobody reads the one before
+        if (!lhs.aligned()) lhs.move(smem.tile.lhs, s_lhs);
+        if (!rhs.aligned()) rhs.move(smem.tile.rhs, s_rhs);
         __syncthreads();
       }
       if (k_left > 0) {
         const int k_here = k_left < kCta.k ? static_cast<int>(k_left) : kCta.k;
-        lhs_copy.copy_any(stages[stage].lhs, k_here, lhs_width);
-        rhs_copy.copy_any(stages[stage].rhs, k_here, rhs_width);
+        lhs.copy(s_lhs, k_here);
+        rhs.copy(s_rhs, k_here);
         k_left -= kCta.k;
       }
       ptx::cp_async_commit();
-      stage = stage + 1 == kStages ? 0 : stage + 1;
       if (k < 0) continue;
+      const struct {
+        const char *lhs, *rhs;
+      } tiles = {lhs.aligned() ? lhs_in_turn(in_turn) : smem.tile.lhs,
+                 rhs.aligned() ? rhs_in_turn(in_turn) : smem.tile.rhs};
       accumulate<Op>(accumulators, [&](Accumulators& sums) {
-#pragma unroll 1
+#pragma unroll
         for (int step = 0; step < kSteps; ++step) {
           Fragments fragments;
-          fragments.load(stages[stage], lhs_loader, rhs_loader, step);
+          fragments.load(tiles, lhs_loader, rhs_loader, step);
           multiply<Op>(sums, fragments.lhs, fragments.rhs);
         }
       });

@@ -12,6 +12,7 @@
 #include "global_matrix.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "tile/padding.h"
 
 namespace jaxgemm {
 
@@ -22,13 +23,13 @@ enum class CopyWidth : int { k16 = 16, k8 = 8, k4 = 4, kElement = 0 };
 
 // Of an operand at `data`: every run of every matrix must begin at a multiple of the width.
 inline CopyWidth copy_width(const void* data, const MatrixView& view, int64_t element_bytes) {
-  const auto begins_at_multiples_of = [&](int64_t width) {
-    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(width)) == 0 &&
-           view.ld * element_bytes % width == 0 && view.batch_stride * element_bytes % width == 0;
+  const auto at_multiples_of = [&](int64_t width) {
+    return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(width) == 0 &&
+           begins_at_multiples(view, element_bytes, width);
   };
-  if (begins_at_multiples_of(16)) return CopyWidth::k16;
-  if (begins_at_multiples_of(8)) return CopyWidth::k8;
-  return begins_at_multiples_of(4) ? CopyWidth::k4 : CopyWidth::kElement;
+  if (at_multiples_of(16)) return CopyWidth::k16;
+  if (at_multiples_of(8)) return CopyWidth::k8;
+  return at_multiples_of(4) ? CopyWidth::k4 : CopyWidth::kElement;
 }
 
 template <class Element, int kMn, int kK, bool kMnContiguous>

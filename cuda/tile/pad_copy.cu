@@ -2,6 +2,7 @@
 
 #include "launch.cuh"
 #include "pad_copy.h"
+#include "shifted_vector.cuh"
 
 namespace jaxgemm {
 namespace {
@@ -14,22 +15,6 @@ struct PadCopyShape {
   int64_t to_outer, to_inner;  // dense, to_inner a whole number of vectors
   int64_t vectors;             // of all matrices together
 };
-
-// The 16 bytes that begin `bytes` after the first of two neighbouring vectors.
-__device__ uint4 shifted(const uint4& first, const uint4& second, unsigned bytes) {
-  const unsigned selector = 0x3210 + bytes % 4 * 0x1111;  // of __byte_perm: four bytes from bytes % 4 on
-  uint32_t words[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-  if (bytes & 8) {
-#pragma unroll
-    for (int i = 0; i < 6; ++i) words[i] = words[i + 2];
-  }
-  if (bytes & 4) {
-#pragma unroll
-    for (int i = 0; i < 5; ++i) words[i] = words[i + 1];
-  }
-  return make_uint4(__byte_perm(words[0], words[1], selector), __byte_perm(words[1], words[2], selector),
-                    __byte_perm(words[2], words[3], selector), __byte_perm(words[3], words[4], selector));
-}
 
 // One thread writes one 16-byte vector; neighbouring threads write neighbouring vectors. `Word` stands for any element
 // of its size; `Index` holds the number of vectors: 32 bits if possible, as a division of 64 takes longer than a copy.

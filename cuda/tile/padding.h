@@ -15,9 +15,14 @@
 
 namespace jaxgemm {
 
-// Whether a problem has so many multiply-adds that whole vectors gain more than the launch of a copy takes, where
-// narrower loads wait for nothing else: on an H100 batch x M x N x K = 16 x 197 x 256 x 197 took 8.5 us without copies
-// and 10.1 with them, 8 x 577 x 128 x 577 17.9 and 14.8 (docs/tried.md).
+// Whether all runs of an operand begin at multiples of `width` bytes where its first one does.
+inline bool begins_at_multiples(const MatrixView& view, int64_t element_bytes, int64_t width = 16) {
+  return view.ld * element_bytes % width == 0 && view.batch_stride * element_bytes % width == 0;
+}
+
+// Whether a problem has so many multiply-adds that whole vectors gain more than the launch of a copy takes, where a
+// kernel can do without (tile/shifted_tile.cuh): on an H200 257 x 511 x 1023 TN took 11.5 us without copies and 15.8
+// with them, 512 x 1024 x 1001 NN 15.0 and 11.7 (docs/tried.md).
 inline bool copies_pay(const Problem& p) {
   constexpr double kFmas = JAXGEMM_COPIES_PAY_FROM;
   return static_cast<double>(p.batch * p.M) * static_cast<double>(p.N) * static_cast<double>(p.K) >= kFmas;
@@ -39,7 +44,9 @@ class Padding {
     return (lhs_ ? bytes(p.lhs) : 0) + (rhs_ ? bytes(p.rhs) : 0);
   }
 
-  int operands() const { return int{lhs_} + int{rhs_}; }  // that are copied
+  bool lhs() const { return lhs_; }  // whether it is copied
+  bool rhs() const { return rhs_; }
+  int operands() const { return int{lhs_} + int{rhs_}; }
 
   // Enqueues the copies, replaces the operands by them and moves `workspace` past them. Returns "" or what went wrong.
   std::string apply(PaddableOperand& lhs, PaddableOperand& rhs, char*& workspace, const GemmArgs& args) const {
@@ -57,5 +64,15 @@ class Padding {
 
   bool lhs_ = false, rhs_ = false;
 };
+
+// Of kernels that read operands in whole vectors: those that allow none, going by their shapes.
+inline Padding vector_padding(const Problem& p, const Tile& cta_tile) {
+  return {p, cta_tile, [&](const MatrixView& view) { return begins_at_multiples(view, size_bytes(p.lhs_dtype)); }};
+}
+
+// Of kernels that can do without.
+inline Padding vector_padding_that_pays(const Problem& p, const Tile& cta_tile) {
+  return copies_pay(p) ? vector_padding(p, cta_tile) : Padding();
+}
 
 }  // namespace jaxgemm

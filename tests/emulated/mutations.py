@@ -25,9 +25,10 @@ def _without_barriers() -> list[Mutation]:
 
 
 MAINLOOP, MMA_OP = "mainloop/sm80_cp_async.cuh", "tile/mma_op.cuh"
-OPERAND_TILE, FRAGMENT = "tile/operand_tile.cuh", "tile/fragment.cuh"
+OPERAND_TILE, SHIFTED_TILE, FRAGMENT = "tile/operand_tile.cuh", "tile/shifted_tile.cuh", "tile/fragment.cuh"
 STAGED, EPILOGUE, RECOMPUTE = "epilogue/staged.cuh", "epilogue/epilogue.cuh", "epilogue/recompute.cuh"
 MMA_FAMILY, PAD_COPY, SPLIT_K = "tile/mma_family.cuh", "tile/pad_copy.cu", "tile/split_k.cu"
+SHIFTED_VECTOR = "tile/shifted_vector.cuh"
 FLOAT32 = {"mma": "64x64x16", "mma_ldmatrix": "64x64x32", "mma_multistage": "64x64x32"}
 WARPS_K = "128x128x64"  # mma_multistage's in which warps share a tile along K
 INT8 = {"mma": "64x64x64", "mma_ldmatrix": "64x64x128", "mma_multistage": "64x64x128"}
@@ -125,11 +126,11 @@ _TILES = [
         "mma_ldmatrix", "tail not zeroed", "left < Tile::kVectorElems ? left :", "false ? left :", file=OPERAND_TILE
     ),
     Mutation(
-        "mma_ldmatrix", "16-byte copies of narrower rows", "begins_at_multiples_of(16)", "begins_at_multiples_of(8)",
+        "mma_ldmatrix", "16-byte copies of narrower rows", "at_multiples_of(16)", "at_multiples_of(8)",
         file=OPERAND_TILE,
     ),
     Mutation(
-        "mma_ldmatrix", "4-byte copies of narrower rows", "begins_at_multiples_of(4)", "begins_at_multiples_of(2)",
+        "mma_ldmatrix", "4-byte copies of narrower rows", "at_multiples_of(4)", "at_multiples_of(2)",
         file=OPERAND_TILE,
     ),
     Mutation(
@@ -141,12 +142,45 @@ _TILES = [
     Mutation("mma_ldmatrix", "columns of out swapped", "lane % 4 * 2 + i % 2}", "lane % 4 + i % 2 * 4}", file=FRAGMENT),
 ]  # fmt: skip
 
+_SHIFTED = [
+    Mutation("mma_multistage", "moved too early", "cp_async_wait<kAhead - 1>", "cp_async_wait<kAhead>", file=MAINLOOP),
+    Mutation(
+        "mma_multistage", "an aligned operand moved", "if (!rhs.aligned()) rhs.move", "rhs.move", file=MAINLOOP,
+    ),
+    Mutation(
+        "mma_multistage", "a place too few in turn", "in_turn = in_turn == kAhead ?",
+        "in_turn = in_turn + 1 == kAhead ?", file=MAINLOOP,
+    ),
+    Mutation(
+        "mma_multistage", "moved by as much as another run", "shifted(here, next, own_past_)",
+        "shifted(here, next, past_)", file=SHIFTED_TILE,
+    ),
+    Mutation(
+        "mma_multistage", "last vectors of runs not copied", "valid_bytes(exist, own_past_, kVectors) : 0", "0 : 0",
+        file=SHIFTED_TILE,
+    ),
+    Mutation(
+        "mma_multistage", "read before the operand begins", "here > 0 && g_vector < g_operand_", "false",
+        file=SHIFTED_TILE,
+    ),
+    Mutation(
+        "mma_multistage", "first elements in the wrong place", "<< at % 4 * 8;", "<< at % 2 * 8;", file=SHIFTED_TILE,
+    ),
+    Mutation(
+        "mma_multistage", "read past the end of runs", "left < kVectorBytes ? left : kVectorBytes", "kVectorBytes",
+        file=SHIFTED_TILE,
+    ),
+    Mutation(
+        "mma_multistage", "runs that do not exist", "i * kRunsPerStep + run() < runs ? valid : 0", "valid",
+        file=SHIFTED_TILE,
+    ),
+]  # fmt: skip
+
 _PIPELINE = [
     Mutation(
         "mma_multistage", "a wait too short", "cp_async_wait<kStages - 2>", "cp_async_wait<kStages - 1>", 0, MAINLOOP
     ),
     Mutation("mma_multistage", "zeros still on their way", "ptx::cp_async_wait_all();", "", 0, MAINLOOP),
-    Mutation("mma_multistage", "narrow copies not waited for", "ptx::cp_async_wait<kStages - 2>();", "", 1, MAINLOOP),
     Mutation("mma_multistage", "stage overwritten that is read", "i < kStages - 1;", "i < kStages;", file=MAINLOOP),
     Mutation(
         "mma_multistage", "the first stage read always", "stage = stage + 1 == kStages ?",
@@ -283,9 +317,9 @@ _EPILOGUE = [
 ]  # fmt: skip
 
 _PAD_COPY = [
-    Mutation("mma_ldmatrix", "no shift by bytes", "bytes % 4 * 0x1111", "bytes % 2 * 0x1111", file=PAD_COPY),
-    Mutation("mma_ldmatrix", "no shift by 4", "if (bytes & 4)", "if (false)", file=PAD_COPY),
-    Mutation("mma_ldmatrix", "no shift by 8", "if (bytes & 8)", "if (false)", file=PAD_COPY),
+    Mutation("mma_ldmatrix", "no shift by bytes", "bytes % 4 * 0x1111", "bytes % 2 * 0x1111", file=SHIFTED_VECTOR),
+    Mutation("mma_ldmatrix", "no shift by 4", "bytes & 4 ?", "false ?", file=SHIFTED_VECTOR),
+    Mutation("mma_ldmatrix", "no shift by 8", "bytes & 8 ?", "false ?", file=SHIFTED_VECTOR),
     Mutation(
         "mma_ldmatrix", "vectors swapped", "shifted(vectors[0], vectors[1], past)",
         "shifted(vectors[1], vectors[0], past)", file=PAD_COPY,
@@ -326,6 +360,6 @@ _SPLIT_K = [
 
 
 MUTATIONS = [
-    *_without_barriers(), *_SIMT, *_GEMV, *_WMMA, *_MMA, *_TILES, *_PIPELINE, *_STAGED, *_EPILOGUE, *_PAD_COPY,
-    *_SPLIT_K, *HOPPER, *MIXED,
+    *_without_barriers(), *_SIMT, *_GEMV, *_WMMA, *_MMA, *_TILES, *_SHIFTED, *_PIPELINE, *_STAGED, *_EPILOGUE,
+    *_PAD_COPY, *_SPLIT_K, *HOPPER, *MIXED,
 ]  # fmt: skip
