@@ -222,11 +222,12 @@ def mma_multistage(instance: Instance) -> Expectation:
     m, n, k = instance.info.cta_tile
     element_bytes = _MMA_OPS[instance.arguments[0]][0]
     counts = mma_counts(instance) | ldmatrix_counts(instance)
-    if instance.arguments[1] == "false":  # unaligned operands: a loop over the steps, copies outside of it
-        steps = mma_steps(instance)
-        per_step: dict[str, Count] = {pattern: share(number, steps) for pattern, number in counts.items()}
-        return Expectation(main_loop=("*MMA",), k_tile=per_step, only_in_main_loops=("*MMA", "LDSM"))
     vectors = share((m + n) * k * element_bytes, VECTOR_BYTES * instance.info.threads)  # that a thread copies
+    if instance.arguments[1] == "false":  # moved as well: a vector more of each operand is copied, and loaded
+        loaded, words = vectors + 2, counts.pop("LDS")
+        moved = {"LDS": words + loaded, "LDS.128": loaded, "STS": vectors + 2, "STS.128": vectors + 2}  # 2: the heads
+        copies = {"LDGSTS": vectors + 2, "LDGSTS.128": vectors + 2}
+        return Expectation(main_loop=("*MMA",), k_tile={"BAR": 2, **counts, **copies, **moved})
     return Expectation(
         main_loop=("*MMA",),
         k_tile={"BAR": 1, **counts, "LDGSTS": vectors, "LDGSTS.128": vectors, "LDG": 0, "STS": 0},
