@@ -1,8 +1,8 @@
 """Every kernel on small ragged shapes: test_sanitizer.py runs this under compute-sanitizer, one tool at a time.
 
 The argument is the tool: initcheck takes what TMA stores for uninitialised, and gets no cases in which it does. Of a
-cp.async that reads fewer than 16 bytes it counts all 16, also those past an operand's end: mma_multistage, which reads so
-where rows begin anywhere, gets rows of whole vectors. memcheck and the emulator know what is read to the byte.
+cp.async that reads fewer than 16 bytes it counts all 16, also those past an operand's end: mma_multistage, which reads
+so where rows begin anywhere, gets rows of whole vectors. memcheck and the emulator know what is read to the byte.
 
 Operands come straight from the host and go straight into the custom calls: compute-sanitizer watches our kernels only,
 and memory that one of XLA's had written would look uninitialised to it.
