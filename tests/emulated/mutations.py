@@ -143,6 +143,9 @@ _TILES = [
 ]  # fmt: skip
 
 _SHIFTED = [
+    Mutation("mma_multistage", "no shift by bytes", "bytes % 4 * 0x1111", "bytes % 2 * 0x1111", file=SHIFTED_VECTOR),
+    Mutation("mma_multistage", "no shift by 4", "bytes & 4 ?", "false ?", file=SHIFTED_VECTOR),
+    Mutation("mma_multistage", "no shift by 8", "bytes & 8 ?", "false ?", file=SHIFTED_VECTOR),
     Mutation("mma_multistage", "moved too early", "cp_async_wait<kAhead - 1>", "cp_async_wait<kAhead>", file=MAINLOOP),
     Mutation(
         "mma_multistage", "an aligned operand moved", "if (!rhs.aligned()) rhs.move", "rhs.move", file=MAINLOOP,
@@ -317,9 +320,6 @@ _EPILOGUE = [
 ]  # fmt: skip
 
 _PAD_COPY = [
-    Mutation("mma_ldmatrix", "no shift by bytes", "bytes % 4 * 0x1111", "bytes % 2 * 0x1111", file=SHIFTED_VECTOR),
-    Mutation("mma_ldmatrix", "no shift by 4", "bytes & 4 ?", "false ?", file=SHIFTED_VECTOR),
-    Mutation("mma_ldmatrix", "no shift by 8", "bytes & 8 ?", "false ?", file=SHIFTED_VECTOR),
     Mutation(
         "mma_ldmatrix", "vectors swapped", "shifted(vectors[0], vectors[1], past)",
         "shifted(vectors[1], vectors[0], past)", file=PAD_COPY,
