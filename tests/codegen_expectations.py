@@ -223,11 +223,15 @@ def mma_multistage(instance: Instance) -> Expectation:
     element_bytes = _MMA_OPS[instance.arguments[0]][0]
     counts = mma_counts(instance) | ldmatrix_counts(instance)
     vectors = share((m + n) * k * element_bytes, VECTOR_BYTES * instance.info.threads)  # that a thread copies
-    if instance.arguments[1] == "false":  # moved as well: a vector more of each operand is copied, and loaded
-        loaded, words = vectors + 2, counts.pop("LDS")
-        moved = {"LDS": words + loaded, "LDS.128": loaded, "STS": vectors + 2, "STS.128": vectors + 2}  # 2: the heads
-        copies = {"LDGSTS": vectors + 2, "LDGSTS.128": vectors + 2}
-        return Expectation(main_loop=("*MMA",), k_tile={"BAR": 2, **counts, **copies, **moved})
+    if instance.arguments[1] == "false":  # moved as well: of each operand one vector more is copied and loaded,
+        both, words = vectors + 2, counts.pop("LDS")  # and one, which may begin before it, is stored
+        moves = {"LDS": words + both, "LDS.128": both, "STS": both, "STS.128": both}
+        return Expectation(
+            main_loop=("*MMA",),
+            k_tile={"BAR": 2, **counts, "LDGSTS": both, "LDGSTS.128": both, **moves},
+            kernel={"STG.128": AtLeast(1)},
+            only_in_main_loops=("*MMA", "LDSM"),
+        )
     return Expectation(
         main_loop=("*MMA",),
         k_tile={"BAR": 1, **counts, "LDGSTS": vectors, "LDGSTS.128": vectors, "LDG": 0, "STS": 0},

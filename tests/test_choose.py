@@ -61,7 +61,8 @@ def test_select_is_total_and_right(rng: np.random.Generator) -> None:
     ("batch", "m", "n", "k", "family"),
     [
         (8, 197, 32, 197, "mma_multistage"), (16, 197, 64, 197, "mma_multistage"), (1, 127, 521, 131, "mma_multistage"),
-        (1, 50, 50257, 768, "mma_multistage"), (1, 577, 1021, 4093, "wgmma"), (1, 2001, 2003, 2005, "wgmma"),
+        (1, 50, 50257, 768, "mma_multistage"), (1, 100, 50257, 768, "mma_multistage"), (8, 577, 128, 577, "wgmma"),
+        (1, 577, 1021, 4093, "wgmma"), (1, 2001, 2003, 2005, "wgmma"),
     ],
 )  # fmt: skip
 def test_odd_rows_are_copied_where_there_is_much_to_multiply(batch: int, m: int, n: int, k: int, family: str) -> None:

@@ -2,7 +2,8 @@
 
 The argument is the tool: initcheck takes what TMA stores for uninitialised, and gets no cases in which it does. Of a
 cp.async that reads fewer than 16 bytes it counts all 16, also those past an operand's end: mma_multistage, which reads
-so where rows begin anywhere, gets rows of whole vectors. memcheck and the emulator know what is read to the byte.
+so where rows begin anywhere, gets operands that end with whole vectors. memcheck and the emulator know what is read to
+the byte.
 
 Operands come straight from the host and go straight into the custom calls: compute-sanitizer watches our kernels only,
 and memory that one of XLA's had written would look uninitialised to it.
@@ -32,9 +33,13 @@ def operands(rng: np.random.Generator, case: Case, dtype: str) -> tuple[np.ndarr
     return lhs, rhs
 
 
-def whole_vectors(shape: Shape) -> Shape:
-    """Nearly the same, but rows of whole vectors in all layouts and dtypes."""
-    return replace(shape, **{size: -(-getattr(shape, size) // 16) * 16 for size in "mnk"})
+def ending_with_vectors(case: Case) -> Case:
+    """Nearly the same, but both operands end at multiples of 16 elements: their rows begin anywhere all the same, but
+    for those of one operand in two layouts.
+    """
+    sizes = "k" if case.layout == "TN" else "mn"
+    shape = replace(case.shape, **{size: -(-getattr(case.shape, size) // 16) * 16 for size in sizes})
+    return replace(case, shape=shape)
 
 
 def run_kernel(info: Any, rng: np.random.Generator, tool: str) -> int:
@@ -43,15 +48,15 @@ def run_kernel(info: Any, rng: np.random.Generator, tool: str) -> int:
     """
     tile_m, tile_n, tile_k = info.cta_tile
     ragged = Shape(tile_m + 3, tile_n + 5, (info.stages + 1) * tile_k + 3)
-    whole, deep = Shape(tile_m, tile_n, 2 * max(tile_k, 8)), deep_shape(info)
-    if tool == "initcheck" and info.family == "mma_multistage":
-        ragged, deep = whole_vectors(ragged), whole_vectors(deep)
+    whole = Shape(tile_m, tile_n, 2 * max(tile_k, 8))
     rows = modes(info)
     plain = [(Case(ragged, layout), *rows[i % len(rows)]) for i, layout in enumerate(LAYOUTS)]
     if info.tma and tool == "memcheck":  # large: the slower tools would take minutes
         plain += [(Case(shape, "NN"), *rows[0]) for shape in left_over_shapes(info, *rows[0])]
-    shapes = (ragged, deep) if tool == "initcheck" and info.tma else (ragged, deep, whole)
+    shapes = (ragged, deep_shape(info)) if tool == "initcheck" and info.tma else (ragged, deep_shape(info), whole)
     fused = [(Case(shape, "NN"), *rows[-1 - i % len(rows)]) for i, shape in enumerate(shapes)]
+    if tool == "initcheck" and info.family == "mma_multistage":
+        plain, fused = ([(ending_with_vectors(case), *row) for case, *row in part] for part in (plain, fused))
     data = [operands(rng, case, dtypes[0]) for case, dtypes, _ in plain + fused]
     biases = [rng.integers(-4, 5, case.shape.n).astype(np.float32) for case, _, _ in fused]
 
