@@ -5,12 +5,13 @@ bfloat16 weights; the MLP also sequence-parallel; and a data-parallel training s
 ``benchmarks/results/sharded/<device>-x<count>.json`` and from there to docs/sharding.md.
 
 Method. One jitted program is a chain of layers, written out, each with the next of several sets of weights, which are
-together at least twice the L2 cache. A measurement starts some calls of it, waits for the last, and divides the host's
-time by calls and layers: the host starts work while the devices do other work, so that its part is hidden where a
-device takes longer than the host. Functions take turns, another one first in each round; the median of the rounds
-counts. A chain of all-reduces of the same size is measured beside them. After all of that, the durations of the kernels
-without collectives, which wait for other devices, are recorded by CUPTI: the sum over all devices, over their number.
-Results are compared first. ``jnp.matmul`` multiplies the numbers that the 4-bit weights mean, in bfloat16.
+together at least twice the L2 cache. It is given x to write its result to (``donate_argnums``), with which the next
+call goes on. A measurement starts some calls, waits for the last, and divides the host's time by calls and layers: the
+host starts work while the devices do other work, so that its part is hidden where a device takes longer than the host.
+Functions take turns, another one first in each round; the median of the rounds counts. A chain of all-reduces of the
+same size is measured beside them. After all of that, the durations of the kernels without collectives, which wait for
+other devices, are recorded by CUPTI: the sum over all devices, over their number. Results are compared first.
+``jnp.matmul`` multiplies the numbers that the 4-bit weights mean, in bfloat16.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import argparse
 import dataclasses
 import functools
 import math
-import re
 import sys
 import time
 import traceback
@@ -30,13 +30,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgemm
 from benchmarks import sharded_layers as sl
-from benchmarks.host_cost import timed
 from benchmarks.results import RESULTS, current_header
 from benchmarks.sharded_file import (
     ALL_REDUCE,
@@ -52,26 +50,23 @@ from benchmarks.sharded_file import (
     speed,
     validate_sharded,
 )
-from benchmarks.sharded_layers import BLOCKS, DATA, GROUP_SIZE, LLAMA_70B, MODEL, Dims
+from benchmarks.sharded_layers import BLOCKS, DATA, GROUP_SIZE, JOINED_BLOCKS, LLAMA_70B, MODEL, Dims
+from benchmarks.sharded_timing import Program, compiled, going_on, kernel_times, measure, rounded
 from jaxgemm._files import device_slug, dumps, replace_text
-from jaxgemm._timing import L2_BYTES, Cupti, TimingError, find_cupti
+from jaxgemm._timing import L2_BYTES, Cupti, find_cupti
 
 MEASURED_PARTITIONS = ("auto", "shard_map")
 PRODUCTS = {"jaxgemm": jaxgemm.matmul, "jnp": jnp.matmul}
 GAIN = 0.5
-"""Of the weights: results are smaller than x, so that numbers stay in range over any number of layers."""
+"""Of the weights: results are smaller than x, so that numbers stay in range over any number of layers; a call's are at
+most twice as large as its x.
+"""
 RATE, RATE_OF_CHECK = 1e-6, 1e3
 SPLIT_TOKENS = 8
 """Sequence-parallel: multiples of this, so that up to as many devices have equal parts."""
-WARM_UP_CALLS = 2
-RECORDED_CALLS = 2
 RECORDING_S = 30
 """For the kernels' times, after the limit for everything else."""
 SMOKE_DIMS = Dims(hidden=1024, intermediate=2048, heads=8, kv_heads=8)
-
-_KERNEL = re.compile(r'custom_call_target="jaxgemm_\w+".*?\bkernel = \\?"([^"\\]+)')
-_COLLECTIVE = re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter", re.I)
-_ALL_REDUCE = re.compile(r"%?([\w.-]+?)(?:\.\d+)? = \S.*? all-reduce(?:-start)?\(")
 
 
 @dataclass(frozen=True)
@@ -88,28 +83,6 @@ class Case:
     @property
     def label(self) -> str:
         return f"{self.block} {self.weights} M={self.m} {self.partition}"
-
-
-@dataclass(frozen=True)
-class Program:
-    """A compiled function and what it is called with."""
-
-    run: Any
-    args: tuple[Any, ...]
-
-    @property
-    def kernels(self) -> list[str]:
-        """Full names of the kernels that jaxgemm calls."""
-        return list(dict.fromkeys(_KERNEL.findall(self.run.as_text() or "")))
-
-    @functools.cached_property
-    def all_reduces(self) -> tuple[str, ...]:
-        """How the names of the kernels begin that XLA itself makes of small all-reduces: as the instruction's does."""
-        names = _ALL_REDUCE.findall(self.run.as_text() or "")
-        return tuple({re.sub(r"\W", "_", name) + "_" for name in names})
-
-    def is_collective(self, kernel: str) -> bool:
-        return bool(_COLLECTIVE.search(kernel)) or kernel.startswith(self.all_reduces)
 
 
 @functools.partial(jax.jit, static_argnames="shape")
@@ -171,10 +144,6 @@ class Inputs:
         return jax.device_put(_normal(jax.random.key(seed), shape), NamedSharding(mesh, spec))
 
 
-def _compiled(function: Callable[..., Any], *args: Any) -> Program:
-    return Program(jax.jit(function).lower(*args).compile(), args)
-
-
 def layer_programs(case: Case, inputs: Inputs) -> dict[str, Program]:
     """The chain with each product, and the all-reduces of as many layers where every device has all tokens."""
     mesh = inputs.mesh(case)
@@ -187,11 +156,11 @@ def layer_programs(case: Case, inputs: Inputs) -> dict[str, Program]:
     for name, product in PRODUCTS.items():
         weights = case.weights if name == "jaxgemm" else "bfloat16"
         layer = split(block, inputs.dims, product, mesh, case.partition)
-        programs[name] = _compiled(sl.chain(layer, case.layers), x, inputs.sets(block, weights, case.layers))
+        programs[name] = going_on(sl.chain(layer, case.layers), x, inputs.sets(block, weights, case.layers))
     if case.block == SEQUENCE:
         return programs
     parts = inputs.normal(mesh, 2, (mesh.size, case.m, inputs.dims.hidden), P(MODEL, None, None))
-    programs[ALL_REDUCE] = _compiled(sl.all_reduces(mesh, case.layers), parts)
+    programs[ALL_REDUCE] = going_on(sl.all_reduces(mesh, case.layers), parts)
     return programs
 
 
@@ -207,7 +176,7 @@ def training_programs(case: Case, inputs: Inputs) -> dict[str, Program]:
     for name, product in PRODUCTS.items():
         layers = sl.chain(sl.whole_layer("mlp", inputs.dims, product), case.layers)
         step = sl.sgd_step(sl.data_parallel_loss(layers, mesh, case.partition))
-        programs[name] = _compiled(step, weights, x, factor, rate)
+        programs[name] = compiled(step, weights, x, factor, rate)
     return programs
 
 
@@ -224,54 +193,10 @@ def difference(case: Case, programs: Mapping[str, Program]) -> float:
     """Of both results, by the norm of what is added to x, or of what a step with a large rate changes."""
     ours, theirs = programs["jaxgemm"], programs["jnp"]
     if case.block != TRAINING:
-        return float(_difference(ours.run(*ours.args), theirs.run(*theirs.args), theirs.args[0]))
+        return float(_difference(ours.run(*ours.fresh()), theirs.run(*theirs.fresh()), theirs.args[0]))
     *args, rate = theirs.args
     large = jax.device_put(jnp.float32(RATE_OF_CHECK), rate.sharding)
     return float(_difference(ours.run(*args, large)[1], theirs.run(*args, large)[1], args[0]))
-
-
-def measure(
-    programs: Mapping[str, Program],
-    layers: int,
-    calls: int,
-    rounds: int,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-    wait: Callable[[Any], Any] = jax.block_until_ready,
-) -> dict[str, list[float]]:
-    """By program, [median, p10, p90] of the microseconds per layer."""
-    for program in programs.values():
-        timed(program.run, program.args, WARM_UP_CALLS, clock, wait)
-    samples: dict[str, list[float]] = {name: [] for name in programs}
-    names = list(programs)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            _, seconds = timed(programs[name].run, programs[name].args, calls, clock, wait)
-            samples[name].append(1e6 * seconds / (calls * layers))
-    return {name: [_rounded(us) for us in np.percentile(found, [50, 10, 90])] for name, found in samples.items()}
-
-
-def _rounded(value: Any) -> float:
-    return float(f"{float(value):.4g}")
-
-
-def kernel_times(cupti: Cupti, programs: Mapping[str, Program], layers: int, devices: int) -> dict[str, float]:
-    """By product, microseconds per layer and device of all kernels but collectives."""
-    found = {}
-    for name in PRODUCTS:
-        program = programs[name]
-        cupti._cupti_init()
-        try:
-            for _ in range(RECORDED_CALLS):
-                jax.block_until_ready(program.run(*program.args))
-        finally:
-            records = list(cupti._cupti_get_timings(False))
-        ms = sum(ms for kernel, ms in records if not program.is_collective(kernel))
-        if not ms > 0:
-            raise TimingError(f"CUPTI recorded no kernel of {name}")
-        found[name] = _rounded(1e3 * ms / (RECORDED_CALLS * layers * devices))
-    return found
 
 
 @dataclass
@@ -314,7 +239,7 @@ class Run:
             raise ValueError(f"the results differ by {apart}: one of them is wrong")
         us = self.measure(programs, case.layers, case.calls, self.document["rounds"])
         fields = {name: value for name, value in dataclasses.asdict(case).items() if name != "calls"}
-        row = ShardedRow(**fields, kernels=programs["jaxgemm"].kernels, us=us, kernel_us={}, difference=_rounded(apart))
+        row = ShardedRow(**fields, kernels=programs["jaxgemm"].kernels, us=us, kernel_us={}, difference=rounded(apart))
         self.document["rows"].append(row)
         self.programs[case.label] = case, programs
         times = ", ".join(f"{name} {found[0]}" for name, found in us.items())
@@ -323,7 +248,8 @@ class Run:
 
     def kernels(self, cupti: Cupti, row: ShardedRow, case: Case, programs: Mapping[str, Program]) -> None:
         """Adds the times of kernels to a row."""
-        row["kernel_us"] = kernel_times(cupti, programs, case.layers, len(self.inputs.devices))
+        products = {name: programs[name] for name in PRODUCTS}
+        row["kernel_us"] = kernel_times(cupti, products, case.layers, len(self.inputs.devices))
         print(f"{case.label}: us of kernels per layer and device {row['kernel_us']}", flush=True)
 
     def all(self, cases: Sequence[Case], find: Callable[[], Cupti | None] = find_cupti) -> int:
@@ -348,7 +274,8 @@ def cases(prefill: Sequence[int], decode: Sequence[int], training: Sequence[int]
     long, short = ((2, 2), (2, 2)) if small else ((4, 4), (16, 16))
     layers = []
     for weights, counts, plan in zip(FORMATS, (prefill, decode), (long, short), strict=True):
-        layers += [(block, weights, m, plan) for block in BLOCKS for m in counts]
+        blocks = (*BLOCKS, *JOINED_BLOCKS) if weights == "int4" else BLOCKS
+        layers += [(block, weights, m, plan) for block in blocks for m in counts]
         layers += [(SEQUENCE, weights, m, plan) for m in counts if m % SPLIT_TOKENS == 0]
     layers += [(TRAINING, "bfloat16", m, (2, 2)) for m in training]
     return [

@@ -52,12 +52,20 @@ class Dims:
         if block == "mlp":
             wide = self.hidden, self.intermediate
             return {"gate": wide, "up": wide, "down": (self.intermediate, self.hidden)}
+        if block == "joined_mlp":
+            return {"gate_up": (self.hidden, 2 * self.intermediate), "down": (self.intermediate, self.hidden)}
         square, narrow = (self.hidden, self.hidden), (self.hidden, self.kv_heads * self.head_dim)
+        if block == "joined_attention":
+            return {"qkv": (self.hidden, self.hidden + 2 * narrow[1]), "o": square}
         return {"q": square, "k": narrow, "v": narrow, "o": square}
 
 
 LLAMA_70B = Dims(hidden=8192, intermediate=28672, heads=64, kv_heads=8)
 BLOCKS = ("mlp", "attention")
+JOINED_BLOCKS = ("joined_mlp", "joined_attention")
+"""The same with one product in place of those of the same x, as servers decode: the columns of their weights are dealt
+in turn, so that any number of devices has as many of each.
+"""
 ROW_SPLIT = ("down", "o")
 """The weights that have their rows split; the others have their columns split."""
 
@@ -104,7 +112,27 @@ def attention(x: Any, weights: Weights, column: Product, row: Product, dims: Dim
     return row(mixed.reshape(q.shape), weights["o"])
 
 
-BLOCK_FUNCTIONS = {"mlp": mlp, "attention": attention}
+def joined_mlp(x: Any, weights: Weights, column: Product, row: Product, dims: Dims) -> Any:
+    """``head_dim`` columns of gate, and as many of up, in turn."""
+    both = column(x, weights["gate_up"]).reshape(len(x), -1, 2, dims.head_dim)
+    hidden = jax.nn.silu(both[:, :, 0]) * both[:, :, 1]
+    return row(hidden.reshape(len(x), -1), weights["down"])
+
+
+def joined_attention(x: Any, weights: Weights, column: Product, row: Product, dims: Dims) -> Any:
+    """The query heads of one key and value head, that key head and that value head, in turn."""
+    tokens, group = len(x), dims.heads // dims.kv_heads
+    heads = column(x, weights["qkv"]).reshape(tokens, -1, group + 2, dims.head_dim)
+    mixed = heads[:, :, :group] + (heads[:, :, group] + heads[:, :, group + 1])[:, :, None]
+    return row(mixed.reshape(tokens, -1), weights["o"])
+
+
+BLOCK_FUNCTIONS = {
+    "mlp": mlp,
+    "attention": attention,
+    "joined_mlp": joined_mlp,
+    "joined_attention": joined_attention,
+}
 
 
 def whole_layer(block: str, dims: Dims, product: Product) -> Layer:

@@ -12,12 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from benchmarks import render, sharded, sharded_file
+from benchmarks import render, sharded, sharded_file, sharded_timing
+from benchmarks import sharded_layers as sl
 from benchmarks.sharded import ALL_REDUCE, TRAINING, Case, Inputs, Program
-from benchmarks.sharded_layers import BLOCKS, LLAMA_70B, Dims
+from benchmarks.sharded_layers import BLOCKS, JOINED_BLOCKS, LLAMA_70B, Dims
 from tests.benchmark_data import HEADER
 from tests.helpers import ROOT
+from tests.several_gpus import data
 
 DIMS = Dims(hidden=256, intermediate=512, heads=2, kv_heads=2)
 TIMES = {"jaxgemm": [6.0, 5.5, 6.5], "jnp": [18.0, 17.5, 18.5], ALL_REDUCE: [2.0, 1.5, 2.5]}
@@ -29,7 +33,7 @@ def inputs() -> Inputs:
     with pytest.MonkeyPatch.context() as patch, jax.default_device(jax.devices("cpu")[0]):
         patch.setattr(Inputs, "sets_of", lambda self, block: 2)
         found = Inputs(jax.devices("cpu")[:2], DIMS)
-        for block in BLOCKS:
+        for block in (*BLOCKS, *JOINED_BLOCKS):
             assert len(found.sets(block, "int4", 3)) == 2
     return found
 
@@ -45,7 +49,7 @@ def test_both_sides_of_a_case_are_one_function(case: Case, inputs: Inputs) -> No
     apart = sharded.difference(case, programs)
     assert 0 <= apart <= sharded_file.MAX_DIFFERENCE
     for program in programs.values():
-        for out in jax.tree.leaves(program.run(*program.args)):
+        for out in jax.tree.leaves(program.run(*program.fresh())):
             assert len(out.sharding.device_set) == 2 and np.isfinite(np.asarray(out, np.float32)).all()
     ours, theirs = (jax.tree.leaves(programs[name].args) for name in ("jaxgemm", "jnp"))
     assert (jnp.uint8 in [leaf.dtype for leaf in ours]) == (case.weights == "int4")
@@ -73,7 +77,7 @@ def test_layers_use_the_sets_in_turn_and_all_of_them(inputs: Inputs) -> None:
     for weights in (sets[0], sets[1], sets[0]):
         hidden = jax.nn.silu(y @ weights["gate"]) * (y @ weights["up"])
         y = x + hidden @ weights["down"]
-    found, wanted = (np.asarray(out, np.float32) for out in (program.run(x, sets), y))
+    found, wanted = (np.asarray(out, np.float32) for out in (program.run(*program.fresh()), y))
     assert np.abs(found - wanted).max() <= 2.0**-6 * np.abs(wanted).max()
     assert np.abs(found - np.asarray(x, np.float32)).max() > 0.1
 
@@ -81,11 +85,57 @@ def test_layers_use_the_sets_in_turn_and_all_of_them(inputs: Inputs) -> None:
 def test_sets_are_larger_than_the_cache() -> None:
     for devices in (2, 4, 8):
         made = Inputs([jax.devices("cpu")[0]] * devices, LLAMA_70B)
-        for block in BLOCKS:
+        for block in (*BLOCKS, *JOINED_BLOCKS):
             numbers = sum(k * n for k, n in LLAMA_70B.shapes(block).values())
             assert made.sets_of(block) * numbers / 2 / devices >= 2 * sharded.L2_BYTES
     assert LLAMA_70B.shapes("mlp") == {"gate": (8192, 28672), "up": (8192, 28672), "down": (28672, 8192)}
+    assert LLAMA_70B.shapes("joined_mlp") == {"gate_up": (8192, 57344), "down": (28672, 8192)}
+    assert LLAMA_70B.shapes("joined_attention") == {"qkv": (8192, 10240), "o": (8192, 8192)}
     assert LLAMA_70B.shapes("attention") == {"q": (8192, 8192), "k": (8192, 1024), "v": (8192, 1024), "o": (8192, 8192)}
+
+
+def joined(block: str, weights: dict[str, Any], dims: Dims) -> dict[str, Any]:
+    """The weights of a block whose products are joined, of those of the block itself."""
+    groups = {"gate_up": ("gate", "up"), "qkv": ("q", "k", "v")}
+    found = {}
+    for name, (k, n) in dims.shapes(block).items():
+        parts = [weights[part] for part in groups.get(name, ())]
+        in_turn = dims.kv_heads if name == "qkv" else dims.intermediate // dims.head_dim
+        dealt = [part.reshape(k, in_turn, -1) for part in parts]
+        found[name] = jnp.concatenate(dealt, axis=2).reshape(k, n) if parts else weights[name]
+    return found
+
+
+@pytest.mark.parametrize("partition", sl.PARTITIONS)
+@pytest.mark.parametrize(("joined_block", "block"), list(zip(JOINED_BLOCKS, BLOCKS, strict=True)))
+def test_joined_products_are_those_of_each(joined_block: str, block: str, partition: str) -> None:
+    """Every number is a sum of the same products, in any order: of integers, and so exact."""
+    dims = Dims(hidden=512, intermediate=1024, heads=8, kv_heads=4)
+    with jax.default_device(jax.devices("cpu")[0]):
+        x, weights = data.tokens(1, 5, dims), data.dense_weights(2, block, dims)
+        wanted = sl.whole_layer(block, dims, jnp.matmul)(x, weights)
+    mesh = sl.make_mesh(jax.devices("cpu")[:4], sl.MODEL, partition)
+    with jax.set_mesh(mesh):
+        placed = sl.place(mesh, joined(joined_block, weights, dims))
+        layer = sl.tensor_parallel(joined_block, dims, jnp.matmul, mesh, partition)
+        found = jax.jit(layer)(jax.device_put(x, NamedSharding(mesh, P(None, None))), placed)
+    assert np.abs(np.asarray(wanted, np.float32)).max() > 0
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
+
+
+@pytest.mark.parametrize("block", [*BLOCKS, *JOINED_BLOCKS, sharded.SEQUENCE])
+def test_a_layers_program_goes_on_in_the_same_place(block: str, inputs: Inputs) -> None:
+    """Each result is where x was; x itself, and every number, stays in range."""
+    for name, program in programs_of(Case(block, "int4", 8, "auto", 2, 1), inputs).items():
+        x, *rest = program.fresh()
+        for _ in range(16):
+            places = [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
+            out = program.run(x, *rest)
+            assert x.is_deleted() and out.sharding == program.args[0].sharding, name
+            x = out
+            assert [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards] == places, name
+        assert not program.args[0].is_deleted()
+        assert np.isfinite(np.asarray(x, np.float32)).all() and "alias" in program.run.as_text()
 
 
 class FakeDevice:
@@ -112,16 +162,35 @@ class FakeDevice:
 def test_programs_take_turns_and_time_is_per_layer() -> None:
     fake = FakeDevice()
     programs = {"a": fake.program("a", 80e-6), "b": fake.program("b", 40e-6)}
-    found = sharded.measure(programs, 4, 3, 2, clock=lambda: fake.now, wait=fake.wait)
+    found = sharded_timing.measure(programs, 4, 3, 2, clock=lambda: fake.now, wait=fake.wait)
     assert found == {"a": [20.0] * 3, "b": [10.0] * 3}
     warm_up = [entry for name in "ab" for entry in (name, name, f"wait {name}")]
     assert fake.log == [*warm_up, *(entry for name in "abba" for entry in (*[name] * 3, f"wait {name}"))]
 
 
+def test_calls_of_a_program_that_goes_on_are_given_the_last_result() -> None:
+    """Begun on a copy, which is waited for before the clock is read."""
+    fake, given = FakeDevice(), []
+
+    def run(x: jax.Array, more: str) -> jax.Array:
+        given.append((int(x), more))
+        fake.queued += 1e-6
+        return x + 1
+
+    def wait(out: Any) -> None:
+        fake.wait("")
+        fake.now += 0.0 if int(out) else 1.0  # what the copy takes
+
+    program = Program(run, (jnp.int32(0), "w"), goes_on=True)
+    found = sharded_timing.measure({"a": program}, 1, 3, 1, clock=lambda: fake.now, wait=wait)
+    assert found["a"] == [1.0] * 3
+    assert given == [(n, "w") for count in (sharded_timing.WARM_UP_CALLS, 3) for n in range(count)]
+
+
 def test_median_and_percentiles_are_over_rounds() -> None:
     fake = FakeDevice()
-    program = fake.program("a", lambda count: (count - sharded.WARM_UP_CALLS) * 1e-6)
-    found = sharded.measure({"a": program}, 1, 1, 11, clock=lambda: fake.now, wait=fake.wait)
+    program = fake.program("a", lambda count: (count - sharded_timing.WARM_UP_CALLS) * 1e-6)
+    found = sharded_timing.measure({"a": program}, 1, 1, 11, clock=lambda: fake.now, wait=fake.wait)
     assert found["a"] == [6, 2, 10]
 
 
@@ -161,10 +230,10 @@ def test_kernels_are_summed_without_collectives(inputs: Inputs) -> None:
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "AllReduceKernelImpl", "all_reduce_one_shot",
         "psum_invariant_112_0_fusion_1", "sum_fusion",
     ]  # fmt: skip
-    found = sharded.kernel_times(FakeCupti(["gemm", "fusion", "psum", *collectives]), programs, case.layers, 2)
-    assert found == dict.fromkeys(programs, 3 * 8.0 / (sharded.RECORDED_CALLS * 2 * 2))
-    with pytest.raises(sharded.TimingError, match="no kernel of jaxgemm"):
-        sharded.kernel_times(FakeCupti(collectives), programs, 2, 2)
+    found = sharded_timing.kernel_times(FakeCupti(["gemm", "fusion", "psum", *collectives]), programs, case.layers, 2)
+    assert found == dict.fromkeys(programs, 3 * 8.0 / (sharded_timing.RECORDED_CALLS * 2 * 2))
+    with pytest.raises(sharded_timing.TimingError, match="no kernel of jaxgemm"):
+        sharded_timing.kernel_times(FakeCupti(collectives), programs, 2, 2)
 
 
 @pytest.mark.parametrize("quote", ['"', '\\"'])
@@ -245,11 +314,11 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[sharded_fil
 
 def test_a_run_is_written_and_rendered(written: list[sharded_file.ShardedDocument]) -> None:
     (document,) = written
-    assert document["devices"] == 2 and len(document["rows"]) == 2 * 6 and document["errors"] == {}
+    assert document["devices"] == 2 and len(document["rows"]) == 2 * 8 and document["errors"] == {}
     page = sharded_file.sharded_page("<!-- begin sharding -->\nold\n<!-- end sharding -->", written)
     assert "old" not in page and f"2 x {HEADER['device']}" in page and "3 rounds" in page
     title = "**Tensor-parallel, 4-bit weights against bfloat16 weights**"
-    assert f"{title}: 4 of 4 are at least 2.5 times as fast as `jnp.matmul`." in page
+    assert f"{title}: 8 of 8 are at least 2.5 times as fast as `jnp.matmul`." in page
     times = "6.0 (5.5 to 6.5) | 18.0 (17.5 to 18.5) | 3.00 | 2.0 | 1.0 | 1.0 | 1.00 |"
     assert f"| attention projections | 1 | shard_map | `wgmma:1` | {times}" in page
     assert "| MLP, step | 8 | jit, automatic axes | `wgmma:1` |" in page and page.count("| n/a |") == 4
@@ -301,7 +370,7 @@ def test_it_refuses_without_two_gpus(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_all_that_was_asked_for_is_measured() -> None:
     found = sharded.cases([2048, 4096], [1, 16, 64], [4096])
-    assert len({case.label for case in found}) == len(found) == 2 * (3 * 2 + 2 * 3 + 2 + 1)
+    assert len({case.label for case in found}) == len(found) == 2 * (3 * 2 + 4 * 3 + 2 + 1)
     assert all(case.layers * case.calls >= 128 for case in found if case.weights == "int4")
 
 
