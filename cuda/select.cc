@@ -14,7 +14,8 @@
 //     the CTA multiplies meanwhile;
 //   where K is split, a second kernel and the traffic of the partial sums. CTAs that stay may first take as many whole
 //     tiles each as there are for all, and split K of those that are left over only;
-//   where operands are copied into the workspace, those copies.
+//   where operands are copied into the workspace, those copies; where rows that begin anywhere are moved within shared
+//     memory, moving them, for each CTA and each k-tile.
 // The constants were fitted on an H200: of wmma_tiled to square tiles of 32, 64 and 128 at 4096^3, which took 1523, 774
 // and 509 us; of mma_multistage and wgmma to 852 and 2936 measurements of their tiles of 16-bit elements, with K split
 // over 1 to 64 CTAs, of 77 problems between 256^3, 1 x 8192 x 28672, 256 x 256 x 65536 and 8192 x 28672 x 2048, one
@@ -174,12 +175,11 @@ double vector_us(const KernelInfo& info, const Problem& p) {
 }
 
 // Of a k-tile that is read where it lies, the rows that take two lines of the L2 cache each, as no row of the operand
-// begins with a line. (Rows that do not begin at multiples of 16 bytes are copied first.)
+// begins with a line. Rows that begin anywhere are copied first, or cost what moving them costs (below).
 int split_rows(const KernelInfo& info, const Problem& p) {
-  constexpr int64_t kLineBytes = 128, kCopyBytes = 16;
+  constexpr int64_t kLineBytes = 128;
   const auto rows = [&](const MatrixView& view, DType dtype, int tile_rows) {
-    const int64_t bytes = view.ld * size_bytes(dtype);
-    return bytes % kLineBytes != 0 && bytes % kCopyBytes == 0 ? tile_rows : 0;
+    return view.ld * size_bytes(dtype) % kLineBytes != 0 && aligned(view, dtype) ? tile_rows : 0;
   };
   return rows(p.lhs, p.lhs_dtype, info.cta_tile.m) + rows(p.rhs, p.rhs_dtype, info.cta_tile.n / info.cluster_ctas);
 }

@@ -382,7 +382,7 @@ def test_the_examples_of_the_page() -> None:
         exec(block, names)
     x, dense = names["x"], [names[name].astype(jnp.float32) for name in ("gate", "up", "down")]
     quantised = [names[f"q_{name}"].dequantize(jnp.float32) for name in ("gate", "up", "down")]
-    for results, (gate, up, down) in ((("y", "z", "e", "s"), dense), (("y4", "z4", "e4", "s4"), quantised)):
+    for results, (gate, up, down) in ((("y", "z", "e", "s"), dense), (("y4", "z4", "e4", "s4", "j4"), quantised)):
         wanted = (jax.nn.silu(x @ gate) * (x @ up)) @ down
         for name in results:
             error = np.abs(np.asarray(names[name], np.float32) - wanted).max()

@@ -15,7 +15,6 @@
 // Source: the tiled WMMA GEMM "gemm_kernel_v4" (32 x 32 x 32, two warps that split K), here as 32x32x32.
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "epilogue/epilogue.cuh"
 #include "launch.cuh"
@@ -128,7 +127,7 @@ bool made_of_vectors(const MatrixView& view) {
          view.batch_stride % kVectorElems == 0;
 }
 
-bool in_whole_vectors(const PaddableOperand& operand) {
+bool whole_vectors(const PaddableOperand& operand) {
   return reinterpret_cast<uintptr_t>(operand.data) % sizeof(uint4) == 0 && made_of_vectors(operand.view);
 }
 
@@ -267,8 +266,8 @@ std::string launch(const GemmArgs& args) {
       return launch_kernel(wmma_tiled_kernel<Config, T, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch),
                            Config::kThreads, sizeof(typename Config::SharedStorage), args.stream,
                            GlobalMatrix<T, kLhsTransposed>(lhs.data, lhs.view),
-                           GlobalMatrix<T, kRhsTransposed>(rhs.data, rhs.view), in_whole_vectors(lhs),
-                           in_whole_vectors(rhs), Epilogue(args), grid, p.M, p.N, p.K);
+                           GlobalMatrix<T, kRhsTransposed>(rhs.data, rhs.view), whole_vectors(lhs), whole_vectors(rhs),
+                           Epilogue(args), grid, p.M, p.N, p.K);
     });
   };
   return p.lhs_dtype == DType::kF16 ? launch_for.template operator()<__half>()
