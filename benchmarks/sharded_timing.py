@@ -18,7 +18,7 @@ from jaxgemm._timing import Cupti, TimingError
 
 WARM_UP_CALLS = 2
 RECORDED_CALLS = 2
-GRAPHS = {"xla_gpu_graph_min_graph_size": 1}
+GRAPHS: dict[str, Any] = {"xla_gpu_graph_min_graph_size": 1}
 """As compiler options. XLA makes CUDA graphs of five operations or more: where products are joined a layer has less."""
 
 _KERNEL = re.compile(r'custom_call_target="jaxgemm_\w+".*?\bkernel = \\?"([^"\\]+)')
