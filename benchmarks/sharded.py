@@ -6,12 +6,13 @@ bfloat16 weights; the MLP also sequence-parallel; and a data-parallel training s
 
 Method. One jitted program is a chain of layers, written out, each with the next of several sets of weights, which are
 together at least twice the L2 cache. It is given x to write its result to (``donate_argnums``), with which the next
-call goes on. A measurement starts some calls, waits for the last, and divides the host's time by calls and layers: the
-host starts work while the devices do other work, so that its part is hidden where a device takes longer than the host.
-Functions take turns, another one first in each round; the median of the rounds counts. A chain of all-reduces of the
-same size is measured beside them. After all of that, the durations of the kernels without collectives, which wait for
-other devices, are recorded by CUPTI: the sum over all devices, over their number. Results are compared first.
-``jnp.matmul`` multiplies the numbers that the 4-bit weights mean, in bfloat16.
+call goes on; but a training step is called with the same arguments. A measurement starts some calls, waits for the
+last, and divides the host's time by calls and layers: the host starts work while the devices do other work, so that its
+part is hidden where a device takes longer than the host. Functions take turns, another one first in each round; the
+median of the rounds counts. A chain of all-reduces of the same size is measured beside them. After all of that, the
+durations of the kernels without collectives, which wait for other devices, are recorded by CUPTI: the sum over all
+devices, over their number. Results are compared first. ``jnp.matmul`` multiplies the numbers that the 4-bit weights
+mean, in bfloat16.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from benchmarks.sharded_file import (
     speed,
     validate_sharded,
 )
-from benchmarks.sharded_layers import BLOCKS, DATA, GROUP_SIZE, JOINED_BLOCKS, LLAMA_70B, MODEL, Dims
+from benchmarks.sharded_layers import ALL_BLOCKS, BLOCKS, DATA, GROUP_SIZE, LLAMA_70B, MODEL, Dims
 from benchmarks.sharded_timing import Program, compiled, going_on, kernel_times, measure, rounded
 from jaxgemm._files import device_slug, dumps, replace_text
 from jaxgemm._timing import L2_BYTES, Cupti, find_cupti
@@ -274,7 +275,7 @@ def cases(prefill: Sequence[int], decode: Sequence[int], training: Sequence[int]
     long, short = ((2, 2), (2, 2)) if small else ((4, 4), (16, 16))
     layers = []
     for weights, counts, plan in zip(FORMATS, (prefill, decode), (long, short), strict=True):
-        blocks = (*BLOCKS, *JOINED_BLOCKS) if weights == "int4" else BLOCKS
+        blocks = ALL_BLOCKS if weights == "int4" else BLOCKS
         layers += [(block, weights, m, plan) for block in blocks for m in counts]
         layers += [(SEQUENCE, weights, m, plan) for m in counts if m % SPLIT_TOKENS == 0]
     layers += [(TRAINING, "bfloat16", m, (2, 2)) for m in training]

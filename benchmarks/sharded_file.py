@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from benchmarks.results import Header
 from benchmarks.rungs import NOTHING_YET, inject
-from benchmarks.sharded_layers import BLOCKS, JOINED_BLOCKS, PARTITIONS
+from benchmarks.sharded_layers import ALL_BLOCKS, PARTITIONS
 from benchmarks.tables import NOT_MEASURED, caption, format_us, table
 
 DIRECTORY = "sharded"
@@ -77,7 +77,7 @@ class ShardedDocument(Header):
 
 def variants(row: Mapping[str, Any]) -> list[str]:
     """What a row has times of."""
-    return ["jaxgemm", "jnp", ALL_REDUCE] if row["block"] in (*BLOCKS, *JOINED_BLOCKS) else ["jaxgemm", "jnp"]
+    return ["jaxgemm", "jnp", ALL_REDUCE] if row["block"] in ALL_BLOCKS else ["jaxgemm", "jnp"]
 
 
 def speed(row: ShardedRow) -> float:
@@ -169,7 +169,7 @@ def sharded_tables(document: ShardedDocument) -> list[str]:
     """One part for each kind of row, with how many of them reach the bar."""
     parts = []
     for (kind, weights), title in TITLES.items():
-        blocks = (*BLOCKS, *JOINED_BLOCKS) if kind == "layers" else (kind,)
+        blocks = ALL_BLOCKS if kind == "layers" else (kind,)
         rows = [row for row in document["rows"] if row["block"] in blocks and row["weights"] == weights]
         if not rows:
             continue

@@ -66,6 +66,7 @@ JOINED_BLOCKS = ("joined_mlp", "joined_attention")
 """The same with one product in place of those of the same x, as servers decode: the columns of their weights are dealt
 in turn, so that any number of devices has as many of each.
 """
+ALL_BLOCKS = (*BLOCKS, *JOINED_BLOCKS)
 ROW_SPLIT = ("down", "o")
 """The weights that have their rows split; the others have their columns split."""
 

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks import render, sharded, sharded_file, sharded_timing
 from benchmarks import sharded_layers as sl
 from benchmarks.sharded import ALL_REDUCE, TRAINING, Case, Inputs, Program
-from benchmarks.sharded_layers import BLOCKS, JOINED_BLOCKS, LLAMA_70B, Dims
+from benchmarks.sharded_layers import ALL_BLOCKS, BLOCKS, JOINED_BLOCKS, LLAMA_70B, Dims
 from tests.benchmark_data import HEADER
 from tests.helpers import ROOT
 from tests.several_gpus import data
@@ -33,7 +33,7 @@ def inputs() -> Inputs:
     with pytest.MonkeyPatch.context() as patch, jax.default_device(jax.devices("cpu")[0]):
         patch.setattr(Inputs, "sets_of", lambda self, block: 2)
         found = Inputs(jax.devices("cpu")[:2], DIMS)
-        for block in (*BLOCKS, *JOINED_BLOCKS):
+        for block in ALL_BLOCKS:
             assert len(found.sets(block, "int4", 3)) == 2
     return found
 
@@ -85,7 +85,7 @@ def test_layers_use_the_sets_in_turn_and_all_of_them(inputs: Inputs) -> None:
 def test_sets_are_larger_than_the_cache() -> None:
     for devices in (2, 4, 8):
         made = Inputs([jax.devices("cpu")[0]] * devices, LLAMA_70B)
-        for block in (*BLOCKS, *JOINED_BLOCKS):
+        for block in ALL_BLOCKS:
             numbers = sum(k * n for k, n in LLAMA_70B.shapes(block).values())
             assert made.sets_of(block) * numbers / 2 / devices >= 2 * sharded.L2_BYTES
     assert LLAMA_70B.shapes("mlp") == {"gate": (8192, 28672), "up": (8192, 28672), "down": (28672, 8192)}
@@ -123,7 +123,7 @@ def test_joined_products_are_those_of_each(joined_block: str, block: str, partit
     np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
 
 
-@pytest.mark.parametrize("block", [*BLOCKS, *JOINED_BLOCKS, sharded.SEQUENCE])
+@pytest.mark.parametrize("block", [*ALL_BLOCKS, sharded.SEQUENCE])
 def test_a_layers_program_goes_on_in_the_same_place(block: str, inputs: Inputs) -> None:
     """Each result is where x was; x itself, and every number, stays in range."""
     for name, program in programs_of(Case(block, "int4", 8, "auto", 2, 1), inputs).items():

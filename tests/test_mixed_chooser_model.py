@@ -15,7 +15,7 @@ from jaxgemm._native import _core
 from tests.quantised import streams
 
 _FILE = Path(__file__).parent / "chooser_times_mixed.json"
-_SPLIT_FILE = _FILE.with_stem("chooser_times_mixed_split")
+_TWO_GPUS_FILE = _FILE.with_stem("chooser_times_mixed_two_gpus")
 """Of the products of layers that two GPUs share; each kernel with one way of sharing K."""
 Kind = tuple[int, str]  # group size, zero points
 Sizes = tuple[int, int, int]
@@ -28,7 +28,7 @@ WORST_CHOICE, AVERAGE_CHOICE = 1.16, 1.0075
 """Times of the best. The constants are those whose choices are best, not whose estimates are nearest."""
 RAGGED, AVERAGE_OF_RAGGED = (192, 384), 1.025
 """Tokens that are no whole tiles of 128 or of 256, and the average for them."""
-WORST_OF_SPLIT, AVERAGE_OF_SPLIT = 1.10, 1.009
+WORST_OF_TWO_GPUS, AVERAGE_OF_TWO_GPUS = 1.10, 1.009
 """The same of layers that two GPUs share."""
 WORST_OF_OTHERS, AVERAGE_OF_OTHERS = 1.06, 1.003
 """The same of other groups and of zero points."""
@@ -144,15 +144,15 @@ def test_choices() -> None:
 
 def test_choices_for_layers_that_two_gpus_share() -> None:
     """What is chosen was measured, in the way that is chosen."""
-    (of_kind,) = times_in(json.loads(_SPLIT_FILE.read_text())["rows"]).values()
+    (of_kind,) = times_in(json.loads(_TWO_GPUS_FILE.read_text())["rows"]).values()
     found = []
     for sizes, of_sizes in of_kind.items():
         name = _core.select(problem(USUAL, sizes), "")
         split = _core.k_split(name, problem(USUAL, sizes))
         found.append(math.log(of_sizes[name, split] / min(of_sizes.values())))
     assert len(found) == 21
-    assert max(found) < math.log(WORST_OF_SPLIT)
-    assert sum(found) / len(found) < math.log(AVERAGE_OF_SPLIT)
+    assert max(found) < math.log(WORST_OF_TWO_GPUS)
+    assert sum(found) / len(found) < math.log(AVERAGE_OF_TWO_GPUS)
 
 
 def test_choices_for_other_groups_and_zero_points() -> None:
