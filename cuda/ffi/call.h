@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 #include <string>
@@ -53,12 +54,13 @@ struct Call {
 
 // Among `rows`.
 inline ffi::Error decode_kernel(std::string_view name, std::span<const Kernel* const> rows, Call& call) {
-  std::string known;
-  for (const Kernel* kernel : rows) {
-    if (kernel->info.full_name == name) call.kernel = kernel;
-    known += (known.empty() ? "" : ", ") + std::string(kernel->info.full_name);
+  const auto found = std::ranges::find(rows, name, [](const Kernel* kernel) { return kernel->info.full_name; });
+  if (found != rows.end()) {
+    call.kernel = *found;
+    return ffi::Error::Success();
   }
-  if (call.kernel != nullptr) return ffi::Error::Success();
+  std::string known;  // put together here alone, as it takes longer than all else that a call does
+  for (const Kernel* kernel : rows) known += (known.empty() ? "" : ", ") + std::string(kernel->info.full_name);
   return invalid("no kernel is called '" + std::string(name) + "'; this build has " + known);
 }
 
