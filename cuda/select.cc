@@ -74,7 +74,7 @@ constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3,
                 kWarpSpecialised = {3.37e6, 5.64, 0.0591, 0.782, 0.798, 1.90e-5, 4.39e6, 4.77, 4.50e6, 1.98e-3};
 
 // Of copies of operands in the workspace: of each, as one kernel waits for the other, and of what they write.
-constexpr double kCopyUs = 4.7, kCopiedBytesPerUs = 1.5e6;
+constexpr double kCopyUs = 4.53, kCopiedBytesPerUs = 2.33e6;
 
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
 constexpr double kClusterSumsUs = 3.16, kClusterSumsElementUs = 1.18e-4;
@@ -97,8 +97,8 @@ bool may_take_tiles(const KernelInfo& info, const Problem& p) {
          p.precision == Precision::kDefault;
 }
 
-// Where rows of out do not begin at vectors (epilogue/rows_out.cuh, RowPhases): of a tile, and of each byte of it.
-constexpr double kUnalignedOutUs = 1.0, kUnalignedOutByteUs = 6e-5;
+// Where rows of out do not begin at vectors (epilogue/rows_out.cuh, RowPhases): of a tile, and of its bytes and rows.
+constexpr double kUnalignedOutUs = 1.25, kUnalignedOutByteUs = 6.9e-5, kUnalignedOutRowUs = 5e-3;
 
 constexpr double kPairsUs = 1.62;  // of CTAs that load for each other, and so wait for each other
 
@@ -131,7 +131,7 @@ bool recomputes_all(const KernelInfo& info, const Problem& p) {
 double both_us(double a, double b) { return std::sqrt(std::sqrt(a * a * a * a + b * b * b * b)); }
 
 // Whether the rows of an operand or of out are made of whole vectors.
-bool aligned(const MatrixView& view, DType dtype) { return begins_at_multiples(view, size_bytes(dtype)); }
+bool aligned(const MatrixView& view, DType dtype) { return begins_at_vectors(view, size_bytes(dtype)); }
 
 // Of several rows, by_vector() kernels read the matrix again for each. There they were only measured to gain, and what
 // the model says of them to hold, where rows of an operand begin anywhere, so that the others copy them or load them
@@ -186,7 +186,7 @@ int split_rows(const KernelInfo& info, const Problem& p) {
 
 // Where operands are moved within shared memory (tile/shifted_tile.cuh): what a CTA takes longer, and a k-tile, and for
 // each byte of a k-tile that is moved once a CTA and each k-tile. Fitted on an H200 (tests/chooser_times_odd.json).
-constexpr double kMovedCtaUs = 0.9, kMovedCtaByteUs = 2e-5, kMovedTileUs = 0.3, kMovedTileByteUs = 1.6e-5;
+constexpr double kMovedCtaUs = 0.95, kMovedCtaByteUs = 3.5e-5, kMovedTileUs = 0.066, kMovedTileByteUs = 1.9e-5;
 
 // Of a k-tile, those that are.
 int64_t moved_bytes(const KernelInfo& info, const Problem& p) {
@@ -224,9 +224,11 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   double cost = both_us(all_k_tiles, dram) + exposed * (rates.cta_us + rates.cta_element_us * tile_elements);
   const bool unaligned_rows = p.M > 1 && p.N > 1 && !aligned(p.out, p.out_dtype);
   if (calibrated(info) && !parts && tiles > 0 && unaligned_rows) {
-    const double bytes = static_cast<double>(p.batch * p.M) * static_cast<double>(p.N * size_bytes(p.out_dtype));
+    const auto rows = static_cast<double>(p.batch * p.M);
+    const double bytes_us = static_cast<double>(p.N * size_bytes(p.out_dtype)) * kUnalignedOutByteUs;
+    const double rows_us = static_cast<double>(ceil_div(p.N, info.cta_tile.n)) * kUnalignedOutRowUs;
     const double tiles_of_one = waves + static_cast<double>(share);
-    cost += turns * kUnalignedOutUs + tiles_of_one * bytes / static_cast<double>(tiles) * kUnalignedOutByteUs;
+    cost += turns * kUnalignedOutUs + tiles_of_one / static_cast<double>(tiles) * rows * (bytes_us + rows_us);
   }
   if (moved > 0.0) cost += turns * (kMovedCtaUs + moved * kMovedCtaByteUs);
   if (info.cluster_ctas > 1) cost += kPairsUs;

@@ -209,32 +209,46 @@ def mma(instance: Instance) -> Expectation:
     )
 
 
+def tile_vectors(instance: Instance) -> int:
+    """Of both operands' k-tiles, those that a thread copies."""
+    m, n, k = instance.info.cta_tile
+    return share((m + n) * k * _MMA_OPS[instance.arguments[0]][0], VECTOR_BYTES * instance.info.threads)
+
+
+def moved_counts(instance: Instance) -> dict[str, int]:
+    """Of a k-tile of operands that may have to be moved within shared memory (cuda/tile/shifted_tile.cuh): of each, one
+    vector more is copied and loaded, and one, which may begin before the operand, is stored."""
+    counts, both = mma_counts(instance) | ldmatrix_counts(instance), tile_vectors(instance) + 2
+    words = counts.pop("LDS")
+    return (
+        counts
+        | {"LDS": words + both, "LDS.128": both, "STS": both, "STS.128": both}
+        | dict.fromkeys(("LDGSTS", "LDGSTS.128"), both)
+    )
+
+
 def mma_ldmatrix(instance: Instance) -> Expectation:
     return Expectation(
         main_loop=("*MMA",),
-        k_tile={"BAR": 2, **mma_counts(instance), **ldmatrix_counts(instance)},
-        kernel={"LDGSTS.128": AtLeast(1), "STG.128": AtLeast(1)},
+        k_tile={"BAR": 3, **moved_counts(instance)},
+        kernel={"STG.128": AtLeast(1)},
         only_in_main_loops=("*MMA", "LDSM"),
     )
 
 
 def mma_multistage(instance: Instance) -> Expectation:
-    m, n, k = instance.info.cta_tile
-    element_bytes = _MMA_OPS[instance.arguments[0]][0]
-    counts = mma_counts(instance) | ldmatrix_counts(instance)
-    vectors = share((m + n) * k * element_bytes, VECTOR_BYTES * instance.info.threads)  # that a thread copies
-    if instance.arguments[1] == "false":  # moved as well: of each operand one vector more is copied and loaded,
-        both, words = vectors + 2, counts.pop("LDS")  # and one, which may begin before it, is stored
-        moves = {"LDS": words + both, "LDS.128": both, "STS": both, "STS.128": both}
+    if instance.arguments[1] == "false":
         return Expectation(
             main_loop=("*MMA",),
-            k_tile={"BAR": 2, **counts, "LDGSTS": both, "LDGSTS.128": both, **moves},
+            k_tile={"BAR": 2, **moved_counts(instance)},
             kernel={"STG.128": AtLeast(1)},
             only_in_main_loops=("*MMA", "LDSM"),
         )
+    vectors = tile_vectors(instance)
+    copies = {"LDGSTS": vectors, "LDGSTS.128": vectors, "LDG": 0, "STS": 0}
     return Expectation(
         main_loop=("*MMA",),
-        k_tile={"BAR": 1, **counts, "LDGSTS": vectors, "LDGSTS.128": vectors, "LDG": 0, "STS": 0},
+        k_tile={"BAR": 1, **mma_counts(instance), **ldmatrix_counts(instance), **copies},
         kernel={"STG.128": AtLeast(1)},
         only_in_main_loops=("*MMA",),
     )

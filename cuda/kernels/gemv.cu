@@ -205,7 +205,7 @@ std::string launch(const GemmArgs& args) {
   const int64_t rows = column ? p.N : p.M, cols = column ? p.M : p.N;
   const TileGrid grid(Config::kCtaTile, rows, cols);
   const auto aligned = [](const void* data, const MatrixView& view) {
-    return copy_width(data, view, Config::kElementBytes) == CopyWidth::k16;
+    return runs_aligned(data, view, Config::kElementBytes);
   };
   const bool row_fits = row_along_k && aligned(row, row_view) && p.K % Config::kVector == 0;
   const bool fits = aligned(matrix, view) && (along_k ? row_fits : cols % Config::kVector == 0);

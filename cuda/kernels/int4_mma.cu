@@ -285,7 +285,7 @@ std::string launch(const GemmArgs& args) {
   char* workspace = static_cast<char*>(args.workspace);
   std::string error;
   const auto pad = [&](PaddableOperand& operand, int64_t multiple, DType dtype) {
-    if (error.empty()) error = operand.pad(workspace, multiple, p, dtype, args.stream);
+    if (error.empty()) error = operand.pad(workspace, padded_view(operand.view, multiple), p, dtype, args.stream);
   };
   if (!reads_whole_vectors(x.view)) pad(x, kVectorElems, p.lhs_dtype);
   if (pads_groups<Config>(p)) {

@@ -4,7 +4,8 @@
 // by every warp that needs it; and what lanes hold no longer has to suit the loads. ldmatrix takes a row of 16 bytes
 // from each of eight lanes and deals them out as mma.sync wants them, four 8 x 8 matrices with one instruction, turned
 // around on the way if the operand lies the other way. The rows that it reads together would lie in the same banks:
-// their vectors are permuted (OperandTile).
+// their vectors are permuted (OperandTile). Rows that do not begin at multiples of 16 bytes are copied as the vectors
+// that hold them, and moved within shared memory (tile/shifted_tile.cuh).
 //
 // Copies and multiply-adds still take turns. What covers the wait is the other CTA on the multiprocessor.
 //
@@ -32,10 +33,14 @@ struct TileConfig {
   static constexpr Tile kCtaTile = {CTA_M, CTA_N, kRunBytes / ELEMENT_BYTES}, kWarpTile = {WARP_M, WARP_N, kCtaTile.k};
   static constexpr int kStages = 1, kThreads = CTA_M / WARP_M * (CTA_N / WARP_N) * 32, kCtas = CTAS;
 
+  struct KTiles {
+    alignas(128) char lhs[CTA_M * kRunBytes], rhs[CTA_N * kRunBytes];
+    // Of operands whose runs begin anywhere, as they are copied.
+    alignas(128) char copied_lhs[kShiftedBytes<CTA_M * kRunBytes, CTA_M, kCtaTile.k>];
+    alignas(128) char copied_rhs[kShiftedBytes<CTA_N * kRunBytes, CTA_N, kCtaTile.k>];
+  };
   union SharedStorage {
-    struct {
-      alignas(128) char lhs[CTA_M * kRunBytes], rhs[CTA_N * kRunBytes];
-    } stage;
+    KTiles tiles;
     StagedSums<CTA_M, CTA_N> sums;  // when the K loop is over
   };
 };
@@ -47,43 +52,39 @@ struct Config128x64x32 : TileConfig<4, 128, 64, 64, 32, 2> {};
 struct Config64x64x128 : TileConfig<1, 64, 64, 32, 32, 4> {};
 struct Config128x128x128 : TileConfig<1, 128, 128, 64, 64, 2> {};
 
-template <class OperandCopy>
-__device__ void copy(OperandCopy& operand, char* s_tile, int k_left, CopyWidth width) {
-  if (width == CopyWidth::k16) {
-    operand.copy(s_tile, k_left);
-  } else {
-    operand.copy_any(s_tile, k_left, width);
-  }
-}
-
 template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     mma_ldmatrix_kernel(GlobalMatrix<typename Op::Element, kLhsTransposed> g_lhs,
-                        GlobalMatrix<typename Op::Element, kRhsTransposed> g_rhs, CopyWidth lhs_width,
-                        CopyWidth rhs_width, Epilogue epilogue, FixOf<Op> fix, TileGrid grid, int64_t M, int64_t N,
-                        int64_t K) {
+                        GlobalMatrix<typename Op::Element, kRhsTransposed> g_rhs, bool lhs_aligned, bool rhs_aligned,
+                        Epilogue epilogue, FixOf<Op> fix, TileGrid grid, int64_t M, int64_t N, int64_t K) {
   using Loop = sm80::Mainloop<Config, Op, kLhsTransposed, kRhsTransposed>;
   constexpr Tile kCta = Config::kCtaTile;
   auto& smem = shared_storage<typename Config::SharedStorage>();
+  auto& tiles = smem.tiles;
 
   const TileCoord tile = grid.tile(blockIdx.x);
-  typename Loop::LhsCopy lhs_copy(g_lhs.at(tile.batch, tile.row, 0), g_lhs.ld, M - tile.row);
-  typename Loop::RhsCopy rhs_copy(g_rhs.at(tile.batch, 0, tile.col), g_rhs.ld, N - tile.col);
+  typename Loop::LhsShifted lhs(g_lhs.at(tile.batch, tile.row, 0), g_lhs.data, g_lhs.ld, M - tile.row, lhs_aligned);
+  typename Loop::RhsShifted rhs(g_rhs.at(tile.batch, 0, tile.col), g_rhs.data, g_rhs.ld, N - tile.col, rhs_aligned);
   const typename Loop::LhsLoader lhs_loader(Loop::warp_row());
   const typename Loop::RhsLoader rhs_loader(Loop::warp_col());
 
   typename Loop::Accumulators accumulators = {};
   for (int64_t k = 0; k < K; k += kCta.k) {
     const int k_left = K - k < kCta.k ? static_cast<int>(K - k) : kCta.k;
-    copy(lhs_copy, smem.stage.lhs, k_left, lhs_width);
-    copy(rhs_copy, smem.stage.rhs, k_left, rhs_width);
+    lhs.copy(lhs_aligned ? tiles.lhs : tiles.copied_lhs, k_left);
+    rhs.copy(rhs_aligned ? tiles.rhs : tiles.copied_rhs, k_left);
     ptx::cp_async_wait_all();
     __syncthreads();  // the k-tile is complete
+    if (!lhs_aligned || !rhs_aligned) {
+      if (!lhs_aligned) lhs.move(tiles.lhs, tiles.copied_lhs);
+      if (!rhs_aligned) rhs.move(tiles.rhs, tiles.copied_rhs);
+      __syncthreads();  // and lies where fragments are loaded from
+    }
     accumulate<Op>(accumulators, [&](typename Loop::Accumulators& sums) {
 #pragma unroll
       for (int step = 0; step < Loop::kSteps; ++step) {
         typename Loop::Fragments fragments;
-        fragments.load(smem.stage, lhs_loader, rhs_loader, step);
+        fragments.load(tiles, lhs_loader, rhs_loader, step);
         multiply<Op>(sums, fragments.lhs, fragments.rhs);
       }
     });
@@ -111,16 +112,17 @@ std::string launch(const GemmArgs& args) {
   std::string error = vector_padding(p, Config::kCtaTile).apply(lhs, rhs, workspace, args);
   if (!error.empty()) return error;
 
+  const auto aligned = [](const PaddableOperand& operand) {
+    return runs_aligned(operand.data, operand.view, Config::kElementBytes);
+  };
   const TileGrid grid(Config::kCtaTile, p.M, p.N);
   return dispatch_op<Config::kElementBytes>(p, [&]<class Op>() {
     return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
       return launch_kernel(mma_ldmatrix_kernel<Config, Op, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch),
                            Config::kThreads, describe<Config>().smem_bytes, args.stream,
                            GlobalMatrix<typename Op::Element, kLhsTransposed>(lhs.data, lhs.view),
-                           GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view),
-                           copy_width(lhs.data, lhs.view, Config::kElementBytes),
-                           copy_width(rhs.data, rhs.view, Config::kElementBytes), Epilogue(args), FixOf<Op>(args), grid,
-                           p.M, p.N, p.K);
+                           GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view), aligned(lhs),
+                           aligned(rhs), Epilogue(args), FixOf<Op>(args), grid, p.M, p.N, p.K);
     });
   });
 }

@@ -145,7 +145,7 @@ std::string launch(const GemmArgs& args) {
   const SplitK split(describe<Config>(), p, Config::kCtaTile);
   void* partials = split.splits == 1 ? nullptr : workspace;
   const auto aligned = [](const PaddableOperand& operand) {
-    return copy_width(operand.data, operand.view, Config::kElementBytes) == CopyWidth::k16;
+    return runs_aligned(operand.data, operand.view, Config::kElementBytes);
   };
 
   return dispatch_op<Config::kElementBytes>(p, [&]<class Op>() {

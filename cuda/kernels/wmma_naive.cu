@@ -112,7 +112,9 @@ std::string launch(const GemmArgs& args) {
   char* workspace = static_cast<char*>(args.workspace);
   for (PaddableOperand* operand : {&lhs, &rhs}) {
     if (made_of_tiles(operand->view)) continue;
-    if (std::string error = operand->pad(workspace, kTile, p, p.lhs_dtype, args.stream); !error.empty()) return error;
+    if (std::string error = operand->pad(workspace, padded_view(operand->view, kTile), p, p.lhs_dtype, args.stream);
+        !error.empty())
+      return error;
   }
 
   const TileGrid grid(Config::kCtaTile, p.M, p.N);

@@ -18,18 +18,9 @@ namespace jaxgemm {
 
 inline constexpr int kVectorBytes = 16;
 
-// The widest copies that an operand's addresses allow, in bytes. kElement: it is read element by element.
-enum class CopyWidth : int { k16 = 16, k8 = 8, k4 = 4, kElement = 0 };
-
-// Of an operand at `data`: every run of every matrix must begin at a multiple of the width.
-inline CopyWidth copy_width(const void* data, const MatrixView& view, int64_t element_bytes) {
-  const auto at_multiples_of = [&](int64_t width) {
-    return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(width) == 0 &&
-           begins_at_multiples(view, element_bytes, width);
-  };
-  if (at_multiples_of(16)) return CopyWidth::k16;
-  if (at_multiples_of(8)) return CopyWidth::k8;
-  return at_multiples_of(4) ? CopyWidth::k4 : CopyWidth::kElement;
+// Whether every run of every matrix of an operand at `data` begins at a multiple of a vector.
+inline bool runs_aligned(const void* data, const MatrixView& view, int64_t element_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0 && begins_at_vectors(view, element_bytes);
 }
 
 template <class Element, int kMn, int kK, bool kMnContiguous>
@@ -63,7 +54,7 @@ struct OperandTile {
 
 // One thread's share in copying the tiles of one operand, one after the other along K, each into another s_tile. Of a
 // tile k_left elements along K exist (none if it is negative); the rest is zeros. The copies are part of the thread's
-// current cp.async group.
+// current cp.async group. All runs are aligned; for those that are not see shifted_tile.cuh.
 template <class Tile, class Element, bool kMnContiguous, int kThreads>
 class OperandCopy {
  public:
@@ -76,8 +67,7 @@ class OperandCopy {
         step_(kRunsPerStep * ld),
         g_vector_(g_tile + run_ * ld + vector_ * Tile::kVectorElems) {}
 
-  // Part kPart of kParts, which follow one another, of a copy of the next tile. Its runs begin at multiples of 16
-  // bytes.
+  // Part kPart of kParts, which follow one another, of a copy of the next tile.
   template <int kPart = 0, int kParts = 1>
   __device__ void copy(char* s_tile, int k_left) {
     const int valid = valid_elems(k_left) * kElementBytes;
@@ -88,34 +78,6 @@ class OperandCopy {
       g_vector_ += step_;
     }
     if (kPart + 1 == kParts) next_tile();
-  }
-
-  // The whole next tile, whose runs allow no wider copies than `width`. As small as it can be: loops are not unrolled,
-  // but for elements one by one, for which the thread itself waits.
-  __device__ void copy_any(char* s_tile, int k_left, CopyWidth width) {
-    const int valid = valid_elems(k_left);
-    char* s_vector = s_tile + Tile::offset(run_, vector_);
-    if constexpr (kElementBytes < 4) {  // larger ones are always aligned to 4 bytes
-      if (width == CopyWidth::kElement) {
-#pragma unroll 1
-        for (int i = 0; i < kSteps; i += kStepsAtOnce) copy_elements(s_vector + i * kStepBytes, i, k_left, valid);
-        return next_tile();
-      }
-    }
-#pragma unroll 1
-    for (int i = 0; i < kSteps; ++i) {
-      const int elems = inside(i, k_left) ? valid : 0;
-      if (width >= CopyWidth::k16) {  // not ==, of which ptxas makes a jump table
-        ptx::cp_async_16(s_vector, g_vector_, elems * kElementBytes);
-      } else if (width >= CopyWidth::k8) {
-        copy_pieces<8>(s_vector, g_vector_, elems);
-      } else {
-        copy_pieces<4>(s_vector, g_vector_, elems);
-      }
-      s_vector += kStepBytes;
-      g_vector_ += step_;
-    }
-    next_tile();
   }
 
  private:
@@ -139,40 +101,6 @@ class OperandCopy {
   // From behind the last run of a tile to the first of the next, which along MN is there already.
   __device__ void next_tile() {
     if constexpr (!kMnContiguous) g_vector_ += Tile::kRunElems - kSteps * step_;
-  }
-
-  template <int kBytes>
-  __device__ static void copy_pieces(char* s, const Element* g, int valid) {
-    const char* g_bytes = reinterpret_cast<const char*>(g);
-#pragma unroll
-    for (int at = 0; at < kVectorBytes; at += kBytes) {
-      const int left = valid * kElementBytes - at;
-      ptx::cp_async<kBytes>(s + at, g_bytes + at, left < 0 ? 0 : left < kBytes ? left : kBytes);
-    }
-  }
-
-  // Of the steps from `first` on, so many that their loads are under way together.
-  static constexpr int kStepsAtOnce = std::min(kSteps, 32 / Tile::kVectorElems);
-  __device__ void copy_elements(char* s_vector, int first, int k_left, int valid) {
-    static_assert(kSteps % kStepsAtOnce == 0);
-    using Bits = std::conditional_t<sizeof(Element) == 2, uint16_t, uint8_t>;
-    Bits elements[kStepsAtOnce][Tile::kVectorElems];
-#pragma unroll
-    for (int i = 0; i < kStepsAtOnce; ++i, g_vector_ += step_) {
-      const Bits* g_bits = reinterpret_cast<const Bits*>(g_vector_);
-      const int elems = inside(first + i, k_left) ? valid : 0;
-#pragma unroll
-      for (int j = 0; j < Tile::kVectorElems; ++j) elements[i][j] = j < elems ? g_bits[j] : Bits{0};
-    }
-#pragma unroll
-    for (int i = 0; i < kStepsAtOnce; ++i) {
-      uint32_t words[4] = {};
-#pragma unroll
-      for (int j = 0; j < Tile::kVectorElems; ++j) {
-        words[j * kElementBytes / 4] |= uint32_t{elements[i][j]} << j * kElementBytes % 4 * 8;
-      }
-      *reinterpret_cast<uint4*>(s_vector + i * kStepBytes) = make_uint4(words[0], words[1], words[2], words[3]);
-    }
   }
 
   int run_, vector_;

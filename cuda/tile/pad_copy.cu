@@ -1,4 +1,5 @@
 #include <limits>
+#include <numeric>
 
 #include "launch.cuh"
 #include "pad_copy.h"
@@ -12,12 +13,13 @@ constexpr int kPadCopyThreads = 256;
 // Matrices as they lie in memory: `outer` runs of `inner` neighbouring elements.
 struct PadCopyShape {
   int64_t from_outer, from_inner, from_ld, from_batch_stride;
-  int64_t to_outer, to_inner;  // dense, to_inner a whole number of vectors
-  int64_t vectors;             // of all matrices together
+  int64_t to_outer, to_inner, to_ld;  // the latter two whole numbers of vectors
+  int64_t vectors;                    // of all matrices together
 };
 
-// One thread writes one 16-byte vector; neighbouring threads write neighbouring vectors. `Word` stands for any element
-// of its size; `Index` holds the number of vectors: 32 bits if possible, as a division of 64 takes longer than a copy.
+// One thread writes one 16-byte vector; neighbouring threads write neighbouring vectors of a run. `Word` stands for any
+// element of its size; `Index` holds the number of vectors: 32 bits if possible, as a division of 64 takes longer than
+// a copy.
 template <class Word, class Index>
 __global__ void __launch_bounds__(kPadCopyThreads) pad_copy_kernel(uint4* to, const Word* from, PadCopyShape shape) {
   constexpr int kVectorElems = sizeof(uint4) / sizeof(Word);
@@ -32,19 +34,20 @@ __global__ void __launch_bounds__(kPadCopyThreads) pad_copy_kernel(uint4* to, co
   const Word* source = from + batch * shape.from_batch_stride + outer * shape.from_ld + inner;
   const int64_t valid = outer < shape.from_outer ? shape.from_inner - inner : 0;
   const unsigned past = static_cast<unsigned>(reinterpret_cast<uintptr_t>(source) % sizeof(uint4));
+  uint4& place = to[static_cast<int64_t>(run) * (shape.to_ld / kVectorElems) + inner / kVectorElems];
   if (past == 0 && valid >= kVectorElems) {
-    to[vector] = *reinterpret_cast<const uint4*>(source);
+    place = *reinterpret_cast<const uint4*>(source);
     return;
   }
   if (inner > 0 && valid >= 2 * kVectorElems) {  // both vectors that have a part of it lie within the run
     const uint4* vectors = reinterpret_cast<const uint4*>(source - past / sizeof(Word));
-    to[vector] = shifted(vectors[0], vectors[1], past);
+    place = shifted(vectors[0], vectors[1], past);
     return;
   }
   alignas(sizeof(uint4)) Word words[kVectorElems];
 #pragma unroll
   for (int i = 0; i < kVectorElems; ++i) words[i] = i < valid ? source[i] : Word{0};
-  to[vector] = *reinterpret_cast<const uint4*>(words);
+  place = *reinterpret_cast<const uint4*>(words);
 }
 
 template <class Word>
@@ -58,9 +61,8 @@ std::string launch_pad_copy(void* to, const void* from, const PadCopyShape& shap
 
 }  // namespace
 
-std::string pad_copy(void* to, const void* from, const MatrixView& view, int64_t multiple, int64_t batch, DType dtype,
-                     void* stream) {
-  const MatrixView padded = padded_view(view, multiple);
+std::string pad_copy(void* to, const void* from, const MatrixView& view, const MatrixView& padded, int64_t batch,
+                     DType dtype, void* stream) {
   const int64_t copies = padded.batch_stride == 0 ? 1 : batch;
   const int64_t element_bytes = size_bytes(dtype);
   const PadCopyShape shape = {
@@ -69,11 +71,13 @@ std::string pad_copy(void* to, const void* from, const MatrixView& view, int64_t
       .from_ld = view.ld,
       .from_batch_stride = view.batch_stride,
       .to_outer = padded.transposed ? padded.cols : padded.rows,
-      .to_inner = padded.ld,
+      .to_inner = padded.transposed ? padded.rows : padded.cols,
+      .to_ld = padded.ld,
       .vectors = copies * padded.rows * padded.cols * element_bytes / static_cast<int64_t>(sizeof(uint4))};
   if (shape.vectors == 0) return {};
-  if (padded.ld * element_bytes % static_cast<int64_t>(sizeof(uint4)) != 0) {
-    return "pad_copy: rows of " + std::to_string(padded.ld) + " " + std::string(name(dtype)) + " are no whole vectors";
+  if (std::gcd(shape.to_inner, shape.to_ld) * element_bytes % static_cast<int64_t>(sizeof(uint4)) != 0) {
+    return "pad_copy: rows of " + std::to_string(shape.to_inner) + " " + std::string(name(dtype)) +
+           " are no whole vectors";
   }
   switch (element_bytes) {
     case sizeof(uint8_t): return launch_pad_copy<uint8_t>(to, from, shape, stream);

@@ -15,9 +15,10 @@
 
 namespace jaxgemm {
 
-// Whether all runs of an operand begin at multiples of `width` bytes where its first one does.
-inline bool begins_at_multiples(const MatrixView& view, int64_t element_bytes, int64_t width = 16) {
-  return view.ld * element_bytes % width == 0 && view.batch_stride * element_bytes % width == 0;
+// Whether all runs of an operand begin at multiples of 16 bytes where its first one does.
+inline bool begins_at_vectors(const MatrixView& view, int64_t element_bytes) {
+  constexpr int64_t kVectorBytes = 16;
+  return view.ld * element_bytes % kVectorBytes == 0 && view.batch_stride * element_bytes % kVectorBytes == 0;
 }
 
 // Whether a problem has so many multiply-adds that whole vectors gain more than the launch of a copy takes, where a
@@ -39,7 +40,7 @@ class Padding {
 
   int64_t workspace_bytes(const Problem& p) const {
     const auto bytes = [&](const MatrixView& view) {
-      return padded_bytes(padded_view(view, multiple(p)), p.batch, size_bytes(p.lhs_dtype));
+      return padded_bytes(padded(view, p), p.batch, size_bytes(p.lhs_dtype));
     };
     return (lhs_ ? bytes(p.lhs) : 0) + (rhs_ ? bytes(p.rhs) : 0);
   }
@@ -53,21 +54,24 @@ class Padding {
     const Problem& p = args.problem;
     for (const auto& [operand, wanted] : {std::pair{&lhs, lhs_}, std::pair{&rhs, rhs_}}) {
       if (!wanted) continue;
-      std::string error = operand->pad(workspace, multiple(p), p, p.lhs_dtype, args.stream);
+      std::string error = operand->pad(workspace, padded(operand->view, p), p, p.lhs_dtype, args.stream);
       if (!error.empty()) return error;
     }
     return {};
   }
 
  private:
-  static int64_t multiple(const Problem& p) { return 16 / size_bytes(p.lhs_dtype); }  // elements of a vector
+  // Whole vectors, at lines of the L2 cache.
+  static MatrixView padded(const MatrixView& view, const Problem& p) {
+    return padded_view(view, 16 / size_bytes(p.lhs_dtype), line_elems(p.lhs_dtype));
+  }
 
   bool lhs_ = false, rhs_ = false;
 };
 
 // Of kernels that read operands in whole vectors: those that allow none, going by their shapes.
 inline Padding vector_padding(const Problem& p, const Tile& cta_tile) {
-  return {p, cta_tile, [&](const MatrixView& view) { return begins_at_multiples(view, size_bytes(p.lhs_dtype)); }};
+  return {p, cta_tile, [&](const MatrixView& view) { return begins_at_vectors(view, size_bytes(p.lhs_dtype)); }};
 }
 
 // Of kernels that can do without.

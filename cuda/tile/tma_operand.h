@@ -32,7 +32,7 @@ class TmaOperand {
       view_ = k_major_.view();
     } else if (!tma_addressable(view_, dtype_)) {
       copy_ = Copy::kPadded;
-      view_ = padded_view(view_, vector_elems());
+      view_ = padded_view(view_, kTmaVectorBytes / size_bytes(dtype_), line_elems(dtype_));
     }
   }
 
@@ -45,7 +45,7 @@ class TmaOperand {
     if (!copied()) return {};
     std::string error = copy_ == Copy::kKMajor
                             ? k_major_copy(workspace, data, k_major_, dtype_, stream)
-                            : pad_copy(workspace, data, k_major_.from, vector_elems(), batch_, dtype_, stream);
+                            : pad_copy(workspace, data, k_major_.from, view_, batch_, dtype_, stream);
     data = workspace;
     workspace += workspace_bytes();
     return error;
@@ -56,8 +56,6 @@ class TmaOperand {
 
  private:
   enum class Copy { kNone, kPadded, kKMajor };
-
-  int64_t vector_elems() const { return kTmaVectorBytes / size_bytes(dtype_); }
 
   DType dtype_;
   int64_t batch_;

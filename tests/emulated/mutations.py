@@ -28,7 +28,7 @@ MAINLOOP, MMA_OP = "mainloop/sm80_cp_async.cuh", "tile/mma_op.cuh"
 OPERAND_TILE, SHIFTED_TILE, FRAGMENT = "tile/operand_tile.cuh", "tile/shifted_tile.cuh", "tile/fragment.cuh"
 STAGED, EPILOGUE, RECOMPUTE = "epilogue/staged.cuh", "epilogue/epilogue.cuh", "epilogue/recompute.cuh"
 MMA_FAMILY, PAD_COPY, SPLIT_K = "tile/mma_family.cuh", "tile/pad_copy.cu", "tile/split_k.cu"
-SHIFTED_VECTOR = "tile/shifted_vector.cuh"
+SHIFTED_VECTOR, PADDING = "tile/shifted_vector.cuh", "tile/padding.h"
 FLOAT32 = {"mma": "64x64x16", "mma_ldmatrix": "64x64x32", "mma_multistage": "64x64x32"}
 WARPS_K = "128x128x64"  # mma_multistage's in which warps share a tile along K
 INT8 = {"mma": "64x64x64", "mma_ldmatrix": "64x64x128", "mma_multistage": "64x64x128"}
@@ -52,7 +52,7 @@ _GEMV_OF_ALL_WAYS = [
     Mutation("gemv", "elements of the next columns", "k_step < left && mine.out(i) < outs;", "k_step < left;"),
     Mutation("gemv", "K tail of vectors read", "left > 0 && mine.out(0) < outs", "mine.out(0) < outs"),
     Mutation("gemv", "vectors of the next columns", "left > 0 && mine.out(0) < outs", "left > 0"),
-    Mutation("gemv", "vectors of misaligned rows", "== CopyWidth::k16;", "== CopyWidth::k16 || true;"),
+    Mutation("gemv", "vectors of misaligned rows", "return runs_aligned(", "return true || runs_aligned("),
     Mutation("gemv", "vectors over the end of a run", "cols % Config::kVector == 0)", "cols % 1 == 0)"),
     Mutation("gemv", "vectors of a misaligned row", "(along_k ? row_fits :", "(along_k ? row_along_k :"),
     Mutation("gemv", "vectors of a row that lies apart", "row_fits = row_along_k &&", "row_fits ="),
@@ -110,8 +110,11 @@ _TILES = [
         "mma_ldmatrix", "k-tile read elsewhere", "lane_offset_ ^ vectors % 8", "lane_offset_ + vectors % 8",
         file=OPERAND_TILE,
     ),
+    Mutation("mma_ldmatrix", "an aligned operand moved", "if (!rhs_aligned) rhs.move", "rhs.move"),
+    Mutation("mma_ldmatrix", "copied to where it is not moved from", "lhs_aligned ? tiles.lhs : tiles.copied_lhs",
+             "tiles.lhs"),
     Mutation(
-        "mma_ldmatrix", "k-tile written elsewhere", "Tile::offset(run_, vector_)",
+        "mma_multistage", "k-tile written elsewhere", "Tile::offset(run_, vector_)",
         "run_ * Tile::kRunBytes + vector_ * kVectorBytes", 0, OPERAND_TILE,
     ),
     Mutation("mma_ldmatrix", "half a swizzle", "return run % 8;", "return run % 4;", file=OPERAND_TILE, conflicts=True),
@@ -123,21 +126,16 @@ _TILES = [
         "mma_ldmatrix", "matrices of a swapped", "kIsLhs ? matrix % 2 :", "kIsLhs ? matrix / 2 :", 0, OPERAND_TILE
     ),
     Mutation(
-        "mma_ldmatrix", "tail not zeroed", "left < Tile::kVectorElems ? left :", "false ? left :", file=OPERAND_TILE
+        "mma_multistage", "tail not zeroed", "left < Tile::kVectorElems ? left :", "false ? left :", file=OPERAND_TILE
     ),
     Mutation(
-        "mma_ldmatrix", "16-byte copies of narrower rows", "at_multiples_of(16)", "at_multiples_of(8)",
-        file=OPERAND_TILE,
+        "mma_ldmatrix", "16-byte copies of narrower rows", "% kVectorBytes == 0 && begins_at_vectors",
+        "% 1 == 0 && begins_at_vectors", file=OPERAND_TILE,
     ),
     Mutation(
-        "mma_ldmatrix", "4-byte copies of narrower rows", "at_multiples_of(4)", "at_multiples_of(2)",
-        file=OPERAND_TILE,
+        "mma_ldmatrix", "copies of rows that are no vectors", "return view.ld * element_bytes % kVectorBytes == 0 &&",
+        "return", file=PADDING,
     ),
-    Mutation(
-        "mma_ldmatrix", "tail of narrow copies read", "left < kBytes ? left :", "false ? left :", file=OPERAND_TILE
-    ),
-    Mutation("mma_ldmatrix", "tail of elements read", "j < elems ? g_bits[j]", "true ? g_bits[j]", file=OPERAND_TILE),
-    Mutation("mma_ldmatrix", "elements in the wrong place", "% 4 * 8;", "% 2 * 8;", file=OPERAND_TILE),
     Mutation("mma_ldmatrix", "bytes swapped", "0x6420", "0x6240", file=OPERAND_TILE, tile=INT8["mma_ldmatrix"]),
     Mutation("mma_ldmatrix", "columns of out swapped", "lane % 4 * 2 + i % 2}", "lane % 4 + i % 2 * 4}", file=FRAGMENT),
 ]  # fmt: skip
@@ -330,6 +328,8 @@ _PAD_COPY = [
     ),
     Mutation("mma_ldmatrix", "vectors of misaligned rows", "past == 0 && valid", "valid", file=PAD_COPY),
     Mutation("mma_ldmatrix", "run not zeroed behind its end", "i < valid ?", "true ?", file=PAD_COPY),
+    Mutation("mma_ldmatrix", "runs next to each other", "* (shape.to_ld / kVectorElems)", "* vectors_per_run",
+             file=PAD_COPY),
     Mutation("mma_ldmatrix", "runs behind the last", "outer < shape.from_outer ?", "true ?", file=PAD_COPY),
     Mutation("mma_ldmatrix", "one matrix for every batch", "batch * shape.from_batch_stride +", "", file=PAD_COPY),
     Mutation("mma_ldmatrix", "one copy for every batch", "== 0 ? 1 : batch", "== 0 ? 1 : 1", file=PAD_COPY),
