@@ -55,7 +55,7 @@ def run_kernel(info: Any, rng: np.random.Generator, tool: str) -> int:
         plain += [(Case(shape, "NN"), *rows[0]) for shape in left_over_shapes(info, *rows[0])]
     shapes = (ragged, deep_shape(info)) if tool == "initcheck" and info.tma else (ragged, deep_shape(info), whole)
     fused = [(Case(shape, "NN"), *rows[-1 - i % len(rows)]) for i, shape in enumerate(shapes)]
-    if tool == "initcheck" and info.family == "mma_multistage":
+    if tool == "initcheck" and info.family in ("mma_ldmatrix", "mma_multistage"):
         plain, fused = ([(ending_with_vectors(case), *row) for case, *row in part] for part in (plain, fused))
     data = [operands(rng, case, dtypes[0]) for case, dtypes, _ in plain + fused]
     biases = [rng.integers(-4, 5, case.shape.n).astype(np.float32) for case, _, _ in fused]
