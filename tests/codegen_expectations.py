@@ -219,12 +219,8 @@ def moved_counts(instance: Instance) -> dict[str, int]:
     """Of a k-tile of operands that may have to be moved within shared memory (cuda/tile/shifted_tile.cuh): of each, one
     vector more is copied and loaded, and one, which may begin before the operand, is stored."""
     counts, both = mma_counts(instance) | ldmatrix_counts(instance), tile_vectors(instance) + 2
-    words = counts.pop("LDS")
-    return (
-        counts
-        | {"LDS": words + both, "LDS.128": both, "STS": both, "STS.128": both}
-        | dict.fromkeys(("LDGSTS", "LDGSTS.128"), both)
-    )
+    moves = {"LDS": counts["LDS"] + both, "LDS.128": both, "STS": both, "STS.128": both}
+    return counts | moves | {"LDGSTS": both, "LDGSTS.128": both}
 
 
 def mma_ldmatrix(instance: Instance) -> Expectation:
