@@ -147,6 +147,7 @@ struct KernelInfo {
   int bits;             // of the codes of rhs; 0: takes no quantised rhs
   int group_multiple;   // takes groups of a multiple of so many rows, or of all rows
   int resident_ctas;    // that fit a multiprocessor, if the Config says so; else 1
+  int shifted_ahead;    // k-tiles on their way where rows begin anywhere and are moved within shared memory; else 0
   int k_sharers;        // parts of a CTA that take k-tiles of the same columns in turns
 };
 
@@ -177,13 +178,24 @@ inline constexpr int kMaxSmemBytes = 227 * 1024;  // of one CTA, on the GPUs tha
 inline constexpr int64_t kMaxTmaSize = 2147483647 - 255;  // coordinates are 32 bits; the last tile hangs over the edge
 inline constexpr int64_t kMaxCtas = 2147483647;  // CUDA's limit of grid.x; every family puts all its tiles there
 
+// What is copied into the workspace before a kernel reads it: how many operands, and what they take there.
+struct Copies {
+  int operands = 0;
+  int64_t bytes = 0;
+
+  Copies& operator+=(const Copies& other) {
+    operands += other.operands;
+    bytes += other.bytes;
+    return *this;
+  }
+};
+
 struct Kernel {
   KernelInfo info;
   // Enqueues the work on args.stream; returns "" or what went wrong. Called only if why_not() is "".
   std::string (*launch)(const GemmArgs& args);
   int64_t (*workspace_bytes)(const Problem& problem);
-  int64_t (*copied_bytes)(const Problem& problem) = nullptr;  // of workspace_bytes, what operands are copied to first
-  int (*copied_operands)(const Problem& problem) = nullptr;   // how many are: told by those that the model compares
+  Copies (*copies)(const Problem& problem) = nullptr;  // told by those that the models compare
 };
 
 // All kernels in ladder order, simplest first: of dense rhs, and of quantised rhs.

@@ -55,7 +55,7 @@ inline constexpr FixedText kFullName = [] {
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
 // and optionally kSuffix (of the name), kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kStreamK, kClusterCtas, kTma,
-// kBits, kGroupMultiple, kCtas and kSharers (see KernelInfo).
+// kBits, kGroupMultiple, kCtas, kShiftedAhead and kSharers (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -102,6 +102,10 @@ constexpr KernelInfo describe() {
     if constexpr (requires { Config::kCtas; }) return Config::kCtas;
     return 1;
   }();
+  constexpr int shifted_ahead = [] {
+    if constexpr (requires { Config::kShiftedAhead; }) return Config::kShiftedAhead;
+    return 0;
+  }();
   constexpr int k_sharers = [] {
     if constexpr (requires { Config::kSharers; }) return Config::kSharers;
     return 1;
@@ -134,6 +138,7 @@ constexpr KernelInfo describe() {
           .bits = bits,
           .group_multiple = group_multiple,
           .resident_ctas = resident_ctas,
+          .shifted_ahead = shifted_ahead,
           .k_sharers = k_sharers};
 }
 

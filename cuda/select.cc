@@ -177,9 +177,8 @@ double vector_us(const KernelInfo& info, const Problem& p) {
 // Of a k-tile that is read where it lies, the rows that take two lines of the L2 cache each, as no row of the operand
 // begins with a line. Rows that begin anywhere are copied first, or cost what moving them costs (below).
 int split_rows(const KernelInfo& info, const Problem& p) {
-  constexpr int64_t kLineBytes = 128;
   const auto rows = [&](const MatrixView& view, DType dtype, int tile_rows) {
-    return view.ld * size_bytes(dtype) % kLineBytes != 0 && aligned(view, dtype) ? tile_rows : 0;
+    return view.ld * size_bytes(dtype) % kL2LineBytes != 0 && aligned(view, dtype) ? tile_rows : 0;
   };
   return rows(p.lhs, p.lhs_dtype, info.cta_tile.m) + rows(p.rhs, p.rhs_dtype, info.cta_tile.n / info.cluster_ctas);
 }
@@ -311,8 +310,9 @@ int rung(const Kernel& kernel, const Problem& p) {
 double estimated_cost(const Kernel& kernel, const Problem& p) {
   if (kernel.info.bits != 0) return estimated_mixed_cost(kernel, p);
   const double cost = plan(kernel.info, p).cost_us;
-  if (kernel.copied_operands == nullptr) return cost;
-  return cost + kernel.copied_operands(p) * kCopyUs + static_cast<double>(kernel.copied_bytes(p)) / kCopiedBytesPerUs;
+  if (kernel.copies == nullptr) return cost;
+  const Copies copies = kernel.copies(p);
+  return cost + copies.operands * kCopyUs + static_cast<double>(copies.bytes) / kCopiedBytesPerUs;
 }
 
 const Kernel* select(const Problem& p, std::string_view family) {

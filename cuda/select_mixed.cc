@@ -290,7 +290,7 @@ KSplit mixed_k_split(const KernelInfo& info, const Problem& p) { return plan(inf
 double estimated_mixed_cost(const Kernel& kernel, const Problem& p) {
   constexpr double kCopyUs = 2.5;  // of tokens whose rows have to be padded
   const double cost = plan(kernel.info, p).cost_us;
-  return p.empty() || kernel.copied_bytes(p) == 0 ? cost : cost + kCopyUs;
+  return p.empty() || kernel.copies(p).bytes == 0 ? cost : cost + kCopyUs;
 }
 
 const Kernel* select_mixed(const Problem& p, std::string_view family) {

@@ -32,7 +32,7 @@ namespace jaxgemm {
 namespace {
 
 constexpr int kMmaM = 16, kMmaN = 8, kMmaK = 16;
-constexpr int kVectorBytes = kTokenVectorBytes, kVectorElems = kVectorBytes / 2;
+constexpr int kVectorElems = kVectorBytes / 2;
 
 // A warp multiplies ROW_TILES x 16 columns of rhs by all tokens of the CTA, a unit of UNIT x 64 rows at a time. CTAS:
 // as in mma_multistage.
@@ -237,9 +237,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
   }
 }
 
-bool reads_whole_vectors(const MatrixView& view) {
-  return view.ld % kVectorElems == 0 && view.batch_stride % kVectorElems == 0;
-}
+bool whole_vectors(const MatrixView& x, const Problem& p) { return begins_at_vectors(x, size_bytes(p.lhs_dtype)); }
 
 template <class Config>
 int segments_of_unit(const Problem& p) {
@@ -259,22 +257,23 @@ bool pads_groups(const Problem& p) {
 }
 
 template <class Config>
-int64_t copied_bytes(const Problem& p) {
+Copies copies(const Problem& p) {
   const auto padded = [&](const MatrixView& view, int64_t multiple, DType dtype) {
-    return padded_bytes(padded_view(view, multiple), p.batch, size_bytes(dtype));
+    return Copies{1, padded_bytes(padded_view(view, multiple), p.batch, size_bytes(dtype))};
   };
-  int64_t bytes = reads_whole_vectors(p.lhs) ? 0 : padded(p.lhs, kVectorElems, p.lhs_dtype);
+  Copies all;
+  if (!whole_vectors(p.lhs, p)) all += padded(p.lhs, kVectorElems, p.lhs_dtype);
   if (pads_groups<Config>(p)) {
     const MatrixView view = GroupParameters::view(p);
-    bytes += padded(view, GroupParameters::kPaddedMultiple, p.codes.scale_dtype);
-    if (p.codes.zeros != Zeros::kMiddle) bytes += padded(view, GroupParameters::kPaddedMultiple, DType::kS8);
+    all += padded(view, GroupParameters::kPaddedMultiple, p.codes.scale_dtype);
+    if (p.codes.zeros != Zeros::kMiddle) all += padded(view, GroupParameters::kPaddedMultiple, DType::kS8);
   }
-  return bytes;
+  return all;
 }
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return copied_bytes<Config>(p) + SplitK(describe<Config>(), p, Config::kCtaTile).workspace_bytes(Config::kCtaTile);
+  return copies<Config>(p).bytes + SplitK(describe<Config>(), p, Config::kCtaTile).workspace_bytes(Config::kCtaTile);
 }
 
 template <class Config>
@@ -287,7 +286,7 @@ std::string launch(const GemmArgs& args) {
   const auto pad = [&](PaddableOperand& operand, int64_t multiple, DType dtype) {
     if (error.empty()) error = operand.pad(workspace, padded_view(operand.view, multiple), p, dtype, args.stream);
   };
-  if (!reads_whole_vectors(x.view)) pad(x, kVectorElems, p.lhs_dtype);
+  if (!whole_vectors(x.view, p)) pad(x, kVectorElems, p.lhs_dtype);
   if (pads_groups<Config>(p)) {
     pad(scales, GroupParameters::kPaddedMultiple, p.codes.scale_dtype);
     if (p.codes.zeros != Zeros::kMiddle) pad(zeros, GroupParameters::kPaddedMultiple, DType::kS8);
@@ -338,7 +337,7 @@ std::string launch(const GemmArgs& args) {
 }
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copies<Config>};
 
 }  // namespace
 }  // namespace jaxgemm

@@ -320,7 +320,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 TmaOperand tokens(const Problem& p) { return {p, true, false, 1, kPackedTileK}; }
 
-int64_t copied_bytes(const Problem& p) { return tokens(p).workspace_bytes(); }
+Copies copies(const Problem& p) { return tokens(p).copies(); }
+
+int64_t workspace_bytes(const Problem& p) { return copies(p).bytes; }
 
 template <class Config>
 std::string launch(const GemmArgs& args) {
@@ -371,7 +373,7 @@ struct Config8x112 : TileConfig<8, 7, 2, 8> {};
 struct Config16x112 : TileConfig<16, 7, 2, 6> {};
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &copied_bytes, &copied_bytes};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes, &copies};
 
 }  // namespace
 }  // namespace jaxgemm

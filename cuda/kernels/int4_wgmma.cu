@@ -255,8 +255,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 TmaOperand tokens(const Problem& p) { return {p, true, false, 1, kPackedTileK}; }
 
 template <class Config>
-int64_t copied_bytes(const Problem& p) {
-  return tokens(p).workspace_bytes();
+Copies copies(const Problem& p) {
+  return tokens(p).copies();
 }
 
 // Of so many CTAs, what is launched at most: as many as run at the same time, if there are more tiles.
@@ -269,9 +269,9 @@ int64_t planned_clusters(const Problem& p, int64_t splits) {
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
   const KSplit split = k_split(describe<Config>(), p);
-  if (streams_k(split)) return copied_bytes<Config>(p) + StreamedSums<Config>::bytes(split.splits);
+  if (streams_k(split)) return copies<Config>(p).bytes + StreamedSums<Config>::bytes(split.splits);
   const int64_t parked = split.splits == 1 ? 0 : planned_clusters<Config>(p, split.splits) * split.splits;
-  return copied_bytes<Config>(p) + parked * static_cast<int64_t>(sizeof(typename ParkedSums<Config>::Rows));
+  return copies<Config>(p).bytes + parked * static_cast<int64_t>(sizeof(typename ParkedSums<Config>::Rows));
 }
 
 template <class Config>
@@ -355,7 +355,7 @@ std::string launch(const GemmArgs& args) {
 }
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copies<Config>};
 
 }  // namespace
 }  // namespace jaxgemm

@@ -27,7 +27,7 @@
 namespace jaxgemm {
 namespace {
 
-constexpr int kVectorBytes = 16, kVectorWords = kVectorBytes / 4;
+constexpr int kVectorWords = kVectorBytes / 4;
 constexpr int kLanesAlongK = 4, kLanesAlongMn = kWarpSize / kLanesAlongK;
 
 // A k-tile is a vector for each of the lanes along K.
@@ -176,18 +176,6 @@ class LaneBlock {
   const Element* g_next_;
 };
 
-// Whether vectors of an operand lie inside it or outside it and, where its first element is aligned, are aligned.
-template <class Config>
-bool made_of_vectors(const MatrixView& view) {
-  return (view.transposed ? view.rows : view.cols) % Config::kVectorElems == 0 && view.ld % Config::kVectorElems == 0 &&
-         view.batch_stride % Config::kVectorElems == 0;
-}
-
-template <class Config>
-bool whole_vectors(const PaddableOperand& operand) {
-  return reinterpret_cast<uintptr_t>(operand.data) % kVectorBytes == 0 && made_of_vectors<Config>(operand.view);
-}
-
 template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     mma_kernel(GlobalMatrix<typename Op::Element, kLhsTransposed> g_lhs,
@@ -252,7 +240,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return Padding(p, Config::kCtaTile, made_of_vectors<Config>).workspace_bytes(p);
+  return whole_vector_padding(p, Config::kCtaTile).workspace_bytes(p);
 }
 
 template <class Config>
@@ -260,7 +248,7 @@ std::string launch(const GemmArgs& args) {
   const Problem& p = args.problem;
   PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
   char* workspace = static_cast<char*>(args.workspace);
-  const Padding padding(p, Config::kCtaTile, made_of_vectors<Config>);
+  const Padding padding = whole_vector_padding(p, Config::kCtaTile);
   if (std::string error = padding.apply(lhs, rhs, workspace, args); !error.empty()) return error;
 
   const TileGrid grid(Config::kCtaTile, p.M, p.N);
@@ -270,8 +258,8 @@ std::string launch(const GemmArgs& args) {
                            describe<Config>().smem_bytes, args.stream,
                            GlobalMatrix<typename Op::Element, kLhsTransposed>(lhs.data, lhs.view),
                            GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view),
-                           whole_vectors<Config>(lhs) && whole_vectors<Config>(rhs), Epilogue(args), FixOf<Op>(args),
-                           grid, p.M, p.N, p.K);
+                           lhs.whole_vectors(p.lhs_dtype) && rhs.whole_vectors(p.rhs_dtype), Epilogue(args),
+                           FixOf<Op>(args), grid, p.M, p.N, p.K);
     });
   });
 }

@@ -112,17 +112,15 @@ std::string launch(const GemmArgs& args) {
   std::string error = vector_padding(p, Config::kCtaTile).apply(lhs, rhs, workspace, args);
   if (!error.empty()) return error;
 
-  const auto aligned = [](const PaddableOperand& operand) {
-    return runs_aligned(operand.data, operand.view, Config::kElementBytes);
-  };
+  const bool lhs_aligned = lhs.aligned(p.lhs_dtype), rhs_aligned = rhs.aligned(p.rhs_dtype);
   const TileGrid grid(Config::kCtaTile, p.M, p.N);
   return dispatch_op<Config::kElementBytes>(p, [&]<class Op>() {
     return dispatch_layout(p.layout(), [&]<bool kLhsTransposed, bool kRhsTransposed>() {
       return launch_kernel(mma_ldmatrix_kernel<Config, Op, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch),
                            Config::kThreads, describe<Config>().smem_bytes, args.stream,
                            GlobalMatrix<typename Op::Element, kLhsTransposed>(lhs.data, lhs.view),
-                           GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view), aligned(lhs),
-                           aligned(rhs), Epilogue(args), FixOf<Op>(args), grid, p.M, p.N, p.K);
+                           GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view), lhs_aligned,
+                           rhs_aligned, Epilogue(args), FixOf<Op>(args), grid, p.M, p.N, p.K);
     });
   });
 }

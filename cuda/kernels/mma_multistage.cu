@@ -122,18 +122,13 @@ Padding padding(const Problem& p) {
 }
 
 template <class Config>
-int64_t copied_bytes(const Problem& p) {
-  return padding<Config>(p).workspace_bytes(p);
-}
-
-template <class Config>
-int copied_operands(const Problem& p) {
-  return padding<Config>(p).operands();
+Copies copies(const Problem& p) {
+  return padding<Config>(p).copies(p);
 }
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return copied_bytes<Config>(p) + SplitK(describe<Config>(), p, Config::kCtaTile).workspace_bytes(Config::kCtaTile);
+  return copies<Config>(p).bytes + SplitK(describe<Config>(), p, Config::kCtaTile).workspace_bytes(Config::kCtaTile);
 }
 
 template <class Config>
@@ -144,9 +139,7 @@ std::string launch(const GemmArgs& args) {
   if (std::string error = padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
   const SplitK split(describe<Config>(), p, Config::kCtaTile);
   void* partials = split.splits == 1 ? nullptr : workspace;
-  const auto aligned = [](const PaddableOperand& operand) {
-    return runs_aligned(operand.data, operand.view, Config::kElementBytes);
-  };
+  const bool lhs_aligned = lhs.aligned(p.lhs_dtype), rhs_aligned = rhs.aligned(p.rhs_dtype);
 
   return dispatch_op<Config::kElementBytes>(p, [&]<class Op>() {
     const auto launch_for = [&]<bool kAligned>() {
@@ -154,21 +147,20 @@ std::string launch(const GemmArgs& args) {
         return launch_kernel(mma_multistage_kernel<Config, Op, kAligned, kLhsTransposed, kRhsTransposed>, split.units(),
                              Config::kThreads, describe<Config>().smem_bytes, args.stream,
                              GlobalMatrix<typename Op::Element, kLhsTransposed>(lhs.data, lhs.view),
-                             GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view), aligned(lhs),
-                             aligned(rhs), Epilogue(args), FixOf<Op>(args), partials,
+                             GlobalMatrix<typename Op::Element, kRhsTransposed>(rhs.data, rhs.view), lhs_aligned,
+                             rhs_aligned, Epilogue(args), FixOf<Op>(args), partials,
                              TileGrid(Config::kCtaTile, p.M, p.N), split, p.M, p.N, p.K);
       });
     };
     std::string error =
-        aligned(lhs) && aligned(rhs) ? launch_for.template operator()<true>() : launch_for.template operator()<false>();
+        lhs_aligned && rhs_aligned ? launch_for.template operator()<true>() : launch_for.template operator()<false>();
     if (!error.empty() || partials == nullptr) return error;
     return reduce_partial_tiles(args, Config::kCtaTile, split, partials, Op::kRecomputes);
   });
 }
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>,
-                            &copied_operands<Config>};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copies<Config>};
 
 }  // namespace
 }  // namespace jaxgemm

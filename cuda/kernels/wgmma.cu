@@ -265,20 +265,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 template <class Config>
-int64_t copied_bytes(const Problem& p) {
-  return Operands<Config>(p).workspace_bytes();
-}
-
-template <class Config>
-int copied_operands(const Problem& p) {
+Copies copies(const Problem& p) {
   const Operands<Config> operands(p);
-  return int{operands.lhs.copied()} + int{operands.rhs.copied()};
+  return operands.lhs.copies() += operands.rhs.copies();
 }
 
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
   const Schedule<Config> schedule(p);
-  return copied_bytes<Config>(p) + schedule.partial_bytes() + schedule.counter_bytes();
+  return copies<Config>(p).bytes + schedule.partial_bytes() + schedule.counter_bytes();
 }
 
 struct Maps {
@@ -302,7 +297,8 @@ std::string encode(Maps& maps, const void* lhs, const void* rhs, const Operands<
   }
   if (schedule.in_cluster && schedule.split.whole == 0) return {};  // all is written by Way::kCluster, without a map
   const bool aligned = reinterpret_cast<uintptr_t>(args.out) % ptx::kChunkBytes == 0 &&
-                       tma_addressable(p.out, p.out_dtype) && p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0;
+                       begins_at_vectors(p.out, size_bytes(p.out_dtype)) &&
+                       p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0;
   if (!aligned) return {};
   const int cols = sm90::kRowBytes / static_cast<int>(size_bytes(p.out_dtype));
   if (std::string error = encode_tensor_map(
@@ -379,8 +375,7 @@ std::string launch(const GemmArgs& args) {
 }
 
 template <class Config>
-constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copied_bytes<Config>,
-                            &copied_operands<Config>};
+constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_bytes<Config>, &copies<Config>};
 
 }  // namespace
 }  // namespace jaxgemm

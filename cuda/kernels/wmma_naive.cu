@@ -113,8 +113,9 @@ std::string launch(const GemmArgs& args) {
   for (PaddableOperand* operand : {&lhs, &rhs}) {
     if (made_of_tiles(operand->view)) continue;
     if (std::string error = operand->pad(workspace, padded_view(operand->view, kTile), p, p.lhs_dtype, args.stream);
-        !error.empty())
+        !error.empty()) {
       return error;
+    }
   }
 
   const TileGrid grid(Config::kCtaTile, p.M, p.N);

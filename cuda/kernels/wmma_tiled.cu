@@ -121,24 +121,9 @@ struct TileCopy {
   }
 };
 
-// Whether vectors of the operand lie inside it or outside it, and where its first element is aligned, aligned.
-bool made_of_vectors(const MatrixView& view) {
-  return (view.transposed ? view.rows : view.cols) % kVectorElems == 0 && view.ld % kVectorElems == 0 &&
-         view.batch_stride % kVectorElems == 0;
-}
-
-bool whole_vectors(const PaddableOperand& operand) {
-  return reinterpret_cast<uintptr_t>(operand.data) % sizeof(uint4) == 0 && made_of_vectors(operand.view);
-}
-
-template <class Config>
-Padding padding(const Problem& p) {
-  return {p, Config::kCtaTile, made_of_vectors};
-}
-
 template <class Config>
 int64_t workspace_bytes(const Problem& p) {
-  return padding<Config>(p).workspace_bytes(p);
+  return whole_vector_padding(p, Config::kCtaTile).workspace_bytes(p);
 }
 
 // How much of a tile of `size` that starts at `first` lies before `end`; 0 if it starts behind.
@@ -258,7 +243,8 @@ std::string launch(const GemmArgs& args) {
   const Problem& p = args.problem;
   PaddableOperand lhs = {args.lhs, p.lhs}, rhs = {args.rhs, p.rhs};
   char* workspace = static_cast<char*>(args.workspace);
-  if (std::string error = padding<Config>(p).apply(lhs, rhs, workspace, args); !error.empty()) return error;
+  const Padding padding = whole_vector_padding(p, Config::kCtaTile);
+  if (std::string error = padding.apply(lhs, rhs, workspace, args); !error.empty()) return error;
 
   const TileGrid grid(Config::kCtaTile, p.M, p.N);
   const auto launch_for = [&]<class T>() {
@@ -266,8 +252,8 @@ std::string launch(const GemmArgs& args) {
       return launch_kernel(wmma_tiled_kernel<Config, T, kLhsTransposed, kRhsTransposed>, grid.ctas(p.batch),
                            Config::kThreads, sizeof(typename Config::SharedStorage), args.stream,
                            GlobalMatrix<T, kLhsTransposed>(lhs.data, lhs.view),
-                           GlobalMatrix<T, kRhsTransposed>(rhs.data, rhs.view), whole_vectors(lhs), whole_vectors(rhs),
-                           Epilogue(args), grid, p.M, p.N, p.K);
+                           GlobalMatrix<T, kRhsTransposed>(rhs.data, rhs.view), lhs.whole_vectors(p.lhs_dtype),
+                           rhs.whole_vectors(p.rhs_dtype), Epilogue(args), grid, p.M, p.N, p.K);
     });
   };
   return p.lhs_dtype == DType::kF16 ? launch_for.template operator()<__half>()

@@ -4,11 +4,12 @@
 #include <cstdint>
 
 #include "ptx/cp_async.cuh"
+#include "tile/alignment.h"
 #include "tile/global_matrix.cuh"
 
 namespace jaxgemm {
 
-inline constexpr int kTokenVectorBytes = 16, kTokenVectorElems = kTokenVectorBytes / 2;  // of one copy
+inline constexpr int kTokenVectorElems = kVectorBytes / 2;  // of one copy
 
 // The tokens that one share of K needs, as they come through shared memory, with the groups of each unit. Each thread
 // copies the same 16 bytes of a row of every unit.
@@ -41,7 +42,7 @@ struct TokenRing {
   template <class Groups>
   __device__ void fill(int stage, int k, const Groups& copy_groups) {
     if (k < end) {
-      char* s_to = stages[stage].rows[row()] + thread() % kPieces * kTokenVectorBytes;
+      char* s_to = stages[stage].rows[row()] + thread() % kPieces * kVectorBytes;
       const T* g_from = g_piece;
       const int left = K - k - thread() % kPieces * kTokenVectorElems;  // elements of the row from the piece on
       if (left >= kTokenVectorElems) {

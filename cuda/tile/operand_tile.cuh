@@ -6,22 +6,14 @@
 // XOR with a number that depends on the run, the phase, such that what a warp loads together lies in different banks.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "global_matrix.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "tile/padding.h"
+#include "tile/alignment.h"
 
 namespace jaxgemm {
-
-inline constexpr int kVectorBytes = 16;
-
-// Whether every run of every matrix of an operand at `data` begins at a multiple of a vector.
-inline bool runs_aligned(const void* data, const MatrixView& view, int64_t element_bytes) {
-  return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0 && begins_at_vectors(view, element_bytes);
-}
 
 template <class Element, int kMn, int kK, bool kMnContiguous>
 struct OperandTile {

@@ -9,14 +9,9 @@
 #include <string>
 
 #include "gemm.h"
+#include "tile/alignment.h"
 
 namespace jaxgemm {
-
-// The elements of a line of the L2 cache.
-inline int64_t line_elems(DType dtype) {
-  constexpr int64_t kLineBytes = 128;
-  return kLineBytes / size_bytes(dtype);
-}
 
 // The view of a padded copy of `view`: rows and columns rounded up to multiples of `multiple`. Runs begin at multiples
 // of `run_multiple`, if that is less than twice their length; what is between them is not written. A matrix that all
@@ -31,6 +26,11 @@ inline MatrixView padded_view(const MatrixView& view, int64_t multiple, int64_t 
           .ld = ld,
           .batch_stride = view.batch_stride == 0 ? 0 : outer * ld,
           .transposed = view.transposed};
+}
+
+// Of whole vectors, at lines of the L2 cache.
+inline MatrixView vectors_view(const MatrixView& view, DType dtype) {
+  return padded_view(view, kVectorBytes / size_bytes(dtype), kL2LineBytes / size_bytes(dtype));
 }
 
 // What a view from padded_view() takes in the workspace, such that the next buffer is aligned too.
@@ -49,6 +49,9 @@ std::string pad_copy(void* to, const void* from, const MatrixView& view, const M
 struct PaddableOperand {
   const void* data;
   MatrixView view;
+
+  bool aligned(DType dtype) const { return runs_aligned(data, view, size_bytes(dtype)); }
+  bool whole_vectors(DType dtype) const { return aligned(dtype) && made_of_vectors(view, size_bytes(dtype)); }
 
   // Replaces it by a copy at `workspace` of the layout `padded`, and moves `workspace` past the copy.
   std::string pad(char*& workspace, const MatrixView& padded, const Problem& problem, DType dtype, void* stream) {

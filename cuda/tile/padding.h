@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "alignment.h"
 #include "pad_copy.h"
 
 // In multiply-adds. The emulator, which computes nothing so large, sets it lower (tests/emulator/CMakeLists.txt).
@@ -14,12 +15,6 @@
 #endif
 
 namespace jaxgemm {
-
-// Whether all runs of an operand begin at multiples of 16 bytes where its first one does.
-inline bool begins_at_vectors(const MatrixView& view, int64_t element_bytes) {
-  constexpr int64_t kVectorBytes = 16;
-  return view.ld * element_bytes % kVectorBytes == 0 && view.batch_stride * element_bytes % kVectorBytes == 0;
-}
 
 // Whether a problem has so many multiply-adds that whole vectors gain more than the launch of a copy takes, where a
 // kernel can do without (tile/shifted_tile.cuh): on an H200 257 x 511 x 1023 TN took 11.5 us without copies and 15.8
@@ -38,40 +33,43 @@ class Padding {
   Padding(const Problem& p, const Tile& cta_tile, Fits&& fits)
       : lhs_(p.may_copy && !fits(p.lhs) && p.N > cta_tile.n), rhs_(p.may_copy && !fits(p.rhs) && p.M > cta_tile.m) {}
 
-  int64_t workspace_bytes(const Problem& p) const {
-    const auto bytes = [&](const MatrixView& view) {
-      return padded_bytes(padded(view, p), p.batch, size_bytes(p.lhs_dtype));
-    };
-    return (lhs_ ? bytes(p.lhs) : 0) + (rhs_ ? bytes(p.rhs) : 0);
+  int64_t workspace_bytes(const Problem& p) const { return copies(p).bytes; }
+
+  Copies copies(const Problem& p) const {
+    Copies all;
+    for (const auto& [view, wanted] : {std::pair{&p.lhs, lhs_}, std::pair{&p.rhs, rhs_}}) {
+      if (wanted) all += {1, padded_bytes(vectors_view(*view, p.lhs_dtype), p.batch, size_bytes(p.lhs_dtype))};
+    }
+    return all;
   }
 
   bool lhs() const { return lhs_; }  // whether it is copied
   bool rhs() const { return rhs_; }
-  int operands() const { return int{lhs_} + int{rhs_}; }
 
   // Enqueues the copies, replaces the operands by them and moves `workspace` past them. Returns "" or what went wrong.
   std::string apply(PaddableOperand& lhs, PaddableOperand& rhs, char*& workspace, const GemmArgs& args) const {
     const Problem& p = args.problem;
     for (const auto& [operand, wanted] : {std::pair{&lhs, lhs_}, std::pair{&rhs, rhs_}}) {
       if (!wanted) continue;
-      std::string error = operand->pad(workspace, padded(operand->view, p), p, p.lhs_dtype, args.stream);
+      const MatrixView copy = vectors_view(operand->view, p.lhs_dtype);
+      std::string error = operand->pad(workspace, copy, p, p.lhs_dtype, args.stream);
       if (!error.empty()) return error;
     }
     return {};
   }
 
  private:
-  // Whole vectors, at lines of the L2 cache.
-  static MatrixView padded(const MatrixView& view, const Problem& p) {
-    return padded_view(view, 16 / size_bytes(p.lhs_dtype), line_elems(p.lhs_dtype));
-  }
-
   bool lhs_ = false, rhs_ = false;
 };
 
 // Of kernels that read operands in whole vectors: those that allow none, going by their shapes.
 inline Padding vector_padding(const Problem& p, const Tile& cta_tile) {
   return {p, cta_tile, [&](const MatrixView& view) { return begins_at_vectors(view, size_bytes(p.lhs_dtype)); }};
+}
+
+// Of kernels that ask for operands made of them.
+inline Padding whole_vector_padding(const Problem& p, const Tile& cta_tile) {
+  return {p, cta_tile, [&](const MatrixView& view) { return made_of_vectors(view, size_bytes(p.lhs_dtype)); }};
 }
 
 // Of kernels that can do without.

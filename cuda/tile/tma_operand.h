@@ -5,19 +5,12 @@
 #include <cstdint>
 #include <string>
 
+#include "alignment.h"
 #include "gemm.h"
 #include "k_major_copy.h"
 #include "pad_copy.h"
 
 namespace jaxgemm {
-
-inline constexpr int64_t kTmaVectorBytes = 16;
-
-// Whether TMA reaches the rows of a view, if the first one can be reached.
-inline bool tma_addressable(const MatrixView& view, DType dtype) {
-  const int64_t bytes = size_bytes(dtype);
-  return view.ld * bytes % kTmaVectorBytes == 0 && view.batch_stride * bytes % kTmaVectorBytes == 0;
-}
 
 class TmaOperand {
  public:
@@ -30,13 +23,14 @@ class TmaOperand {
     if (planes > 1 || (!any_major && k_major_.transposes)) {
       copy_ = Copy::kKMajor;
       view_ = k_major_.view();
-    } else if (!tma_addressable(view_, dtype_)) {
+    } else if (!begins_at_vectors(view_, size_bytes(dtype_))) {
       copy_ = Copy::kPadded;
-      view_ = padded_view(view_, kTmaVectorBytes / size_bytes(dtype_), line_elems(dtype_));
+      view_ = vectors_view(view_, dtype_);
     }
   }
 
   bool copied() const { return copy_ != Copy::kNone; }
+  Copies copies() const { return {int{copied()}, workspace_bytes()}; }
   int64_t workspace_bytes() const { return !copied() ? 0 : padded_bytes(view_, batch_, size_bytes(dtype_)); }
 
   // Enqueues the copy, if one is needed, of what lies at `data`, and has `data` and `workspace` point to it and past

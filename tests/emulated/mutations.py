@@ -28,7 +28,7 @@ MAINLOOP, MMA_OP = "mainloop/sm80_cp_async.cuh", "tile/mma_op.cuh"
 OPERAND_TILE, SHIFTED_TILE, FRAGMENT = "tile/operand_tile.cuh", "tile/shifted_tile.cuh", "tile/fragment.cuh"
 STAGED, EPILOGUE, RECOMPUTE = "epilogue/staged.cuh", "epilogue/epilogue.cuh", "epilogue/recompute.cuh"
 MMA_FAMILY, PAD_COPY, SPLIT_K = "tile/mma_family.cuh", "tile/pad_copy.cu", "tile/split_k.cu"
-SHIFTED_VECTOR, PADDING = "tile/shifted_vector.cuh", "tile/padding.h"
+SHIFTED_VECTOR, ALIGNMENT = "tile/shifted_vector.cuh", "tile/alignment.h"
 FLOAT32 = {"mma": "64x64x16", "mma_ldmatrix": "64x64x32", "mma_multistage": "64x64x32"}
 WARPS_K = "128x128x64"  # mma_multistage's in which warps share a tile along K
 INT8 = {"mma": "64x64x64", "mma_ldmatrix": "64x64x128", "mma_multistage": "64x64x128"}
@@ -98,8 +98,10 @@ _MMA = [
     Mutation("mma", "vectors beyond the edge read", "first < last ? first : last", "first"),
     Mutation("mma", "the vector after the last read", "(mn_left_ - 1) &", "mn_left_ &"),
     Mutation("mma", "the last vector read for all", "first < last ? first : last", "last"),
-    Mutation("mma", "vectors of misaligned operands", "(operand.data) % kVectorBytes == 0", "(operand.data) % 1 == 0"),
-    Mutation("mma", "vectors of misaligned rows", "&& made_of_vectors<Config>(operand.view)", ""),
+    Mutation("mma", "vectors of misaligned operands", "(data) % kVectorBytes == 0", "(data) % 1 == 0", file=ALIGNMENT),
+    Mutation(
+        "mma", "vectors of misaligned rows", "&& made_of_vectors(view, size_bytes(dtype))", "", file="tile/pad_copy.h"
+    ),
     Mutation("mma", "elements of int8 swapped", "? 0x5140 : 0x7362", "? 0x5041 : 0x7362", tile=INT8["mma"]),
     Mutation("mma", "columns of out swapped", "g * kGroup + slot % kGroup", "slot % kGroup * 8 + g", file=FRAGMENT),
 ]  # fmt: skip
@@ -130,11 +132,11 @@ _TILES = [
     ),
     Mutation(
         "mma_ldmatrix", "16-byte copies of narrower rows", "% kVectorBytes == 0 && begins_at_vectors",
-        "% 1 == 0 && begins_at_vectors", file=OPERAND_TILE,
+        "% 1 == 0 && begins_at_vectors", file=ALIGNMENT,
     ),
     Mutation(
         "mma_ldmatrix", "copies of rows that are no vectors", "return view.ld * element_bytes % kVectorBytes == 0 &&",
-        "return", file=PADDING,
+        "return", file=ALIGNMENT,
     ),
     Mutation("mma_ldmatrix", "bytes swapped", "0x6420", "0x6240", file=OPERAND_TILE, tile=INT8["mma_ldmatrix"]),
     Mutation("mma_ldmatrix", "columns of out swapped", "lane % 4 * 2 + i % 2}", "lane % 4 + i % 2 * 4}", file=FRAGMENT),
