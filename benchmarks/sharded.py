@@ -7,12 +7,13 @@ bfloat16 weights; the MLP also sequence-parallel; and a data-parallel training s
 Method. One jitted program is a chain of layers, written out, each with the next of several sets of weights, which are
 together at least twice the L2 cache. It is given x to write its result to (``donate_argnums``), with which the next
 call goes on; but a training step is called with the same arguments. A measurement starts some calls, waits for the
-last, and divides the host's time by calls and layers: the host starts work while the devices do other work, so that its
-part is hidden where a device takes longer than the host. Functions take turns, another one first in each round; the
-median of the rounds counts. A chain of all-reduces of the same size is measured beside them. After all of that, the
-durations of the kernels without collectives, which wait for other devices, are recorded by CUPTI: the sum over all
-devices, over their number. Results are compared first. ``jnp.matmul`` multiplies the numbers that the 4-bit weights
-mean, in bfloat16.
+last, and divides the host's time by calls and layers: the host starts work while the devices do other work, so that
+its part is hidden where a device takes longer than the host. Programs with jaxgemm are compiled under
+``options(peer_sums=True)``, which also counts for ``lax.psum`` in a ``shard_map``. Functions take turns, another one
+first in each round; the median of the rounds counts. A chain of all-reduces of the same size is measured beside them.
+After all of that, the durations of the kernels without collectives, which wait for other devices, are recorded by
+CUPTI: the sum over all devices, over their number. Results are compared first. ``jnp.matmul`` multiplies the numbers
+that the 4-bit weights mean, in bfloat16.
 """
 
 from __future__ import annotations
@@ -157,7 +158,8 @@ def layer_programs(case: Case, inputs: Inputs) -> dict[str, Program]:
     for name, product in PRODUCTS.items():
         weights = case.weights if name == "jaxgemm" else "bfloat16"
         layer = split(block, inputs.dims, product, mesh, case.partition)
-        programs[name] = going_on(sl.chain(layer, case.layers), x, inputs.sets(block, weights, case.layers))
+        with jaxgemm.options(peer_sums=name == "jaxgemm"):
+            programs[name] = going_on(sl.chain(layer, case.layers), x, inputs.sets(block, weights, case.layers))
     if case.block == SEQUENCE:
         return programs
     parts = inputs.normal(mesh, 2, (mesh.size, case.m, inputs.dims.hidden), P(MODEL, None, None))

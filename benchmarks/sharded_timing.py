@@ -22,7 +22,7 @@ GRAPHS: dict[str, Any] = {"xla_gpu_graph_min_graph_size": 1}
 """As compiler options. XLA makes CUDA graphs of five operations or more: where products are joined a layer has less."""
 
 _KERNEL = re.compile(r'custom_call_target="jaxgemm_\w+".*?\bkernel = \\?"([^"\\]+)')
-_COLLECTIVE = re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter", re.I)
+_COLLECTIVE = re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter|peer_?sum", re.I)
 _ALL_REDUCE = re.compile(r"%?([\w.-]+?)(?:\.\d+)? = \S.*? all-reduce(?:-start)?\(")
 
 

@@ -15,6 +15,7 @@ from jax._src.ad_checkpoint import primal_left_tangent_right as _primal_left_tan
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import remat as _remat
+from jax._src.lax import parallel as _parallel
 from jax.ad_checkpoint import Offloadable, Saveable
 from jax.extend.core import Primitive
 from jax.interpreters import xla
@@ -124,6 +125,11 @@ def out_sharding_for_vmap(axis_data: Any, out_sharding: Any, dim: int) -> Any:
     return _batching.get_sharding_for_vmap(axis_data, out_sharding, dim)
 
 
+def psum_primitives() -> tuple[Primitive, ...]:
+    """What ``lax.psum`` is made of: outside of ``shard_map`` and where that does not check what varies, and there."""
+    return _parallel.psum_p, _parallel.psum_invariant_p
+
+
 def is_export(ctx: Any) -> bool:
     """Whether a lowering context belongs to jax.export."""
     return bool(ctx.module_context.lowering_parameters.for_export)
@@ -132,6 +138,12 @@ def is_export(ctx: Any) -> bool:
 def device_count(ctx: Any) -> int | None:
     """Devices that the module being lowered runs on, None where the context does not say."""
     return getattr(ctx.module_context.axis_context, "num_devices", None)
+
+
+def concrete_mesh(ctx: Any) -> Any:
+    """The mesh, with its devices, whose device the program being lowered is of; None where the context has none."""
+    mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+    return mesh if isinstance(mesh, jax.sharding.Mesh) and not mesh.empty else None
 
 
 def is_manual(ctx: Any) -> bool:

@@ -12,7 +12,7 @@ for explicit axes a ``shard_map`` is written into the lowering.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
-from jaxgemm import _compat
+from jaxgemm import _compat, _peer_sums
 from jaxgemm._epilogue import NO_ACTIVATION
 from jaxgemm._mixed_local import Form, check_shapes, multiply
 from jaxgemm._packing import TILE_K, TILE_N, packed_shape
@@ -128,7 +128,7 @@ class _Call:
         """The product of what one device has."""
         form = self.form.of_shard(*self.shard(axes, mesh_shape))
         epilogue = form.epilogue(operands)
-        if sums == Sums() or (not epilogue and form.activation == NO_ACTIVATION):
+        if sums.none or (not epilogue and form.activation == NO_ACTIVATION):
             return add_up(multiply(*operands, form=form, kernel=kernel), sums)
         accumulator = multiply(*operands[: form.batched_operands], form=form.accumulates, kernel=kernel)
         return form.finish(add_up(accumulator, sums), *epilogue)
@@ -137,24 +137,29 @@ class _Call:
 # --- automatic axes ---------------------------------------------------------------------------------------------------
 
 
-def _sharding_rule(form: Form, kernel: str | None, mesh: Any, operand_types: Any, result_types: Any) -> Any:
+def _sharding_rule(
+    form: Form, kernel: str | None, by_peers: bool, mesh: Any, operand_types: Any, result_types: Any
+) -> Any:
     call = _Call.of([tuple(t.shape) for t in operand_types], form)
     rule = f"{', '.join(' '.join(factors) for factors in call.operands)} -> {' '.join(call.out)}"
     whole = ("p",) if call.groups > 1 else ("p", "g")
     return rule, {"reduction_factors": (call.contracted,), "need_replication_factors": whole}
 
 
-def _partition(form: Form, kernel: str | None, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
+def _partition(
+    form: Form, kernel: str | None, by_peers: bool, mesh: Any, operand_shapes: Any, result_shape: Any
+) -> Any:
     call = _Call.of([x.shape for x in operand_shapes], form)
     specs = [padded_spec(x.sharding, len(x.shape)) for x in operand_shapes]
     axes, sums = call.assign(specs, padded_spec(result_shape.sharding, len(call.out)), mesh.shape)
+    sums = replace(sums, by_peers=by_peers)
     local = functools.partial(call.local, axes=axes, sums=sums, mesh_shape=dict(mesh.shape), kernel=kernel)
     operands = tuple(NamedSharding(mesh, spec_of(factors, axes)) for factors in call.operands)
     return mesh, local, NamedSharding(mesh, of_result(call.out, axes, sums)), operands
 
 
-@functools.partial(custom_partitioning, static_argnums=(0, 1))
-def _partitioned(form: Form, kernel: str | None, *operands: Any) -> Any:
+@functools.partial(custom_partitioning, static_argnums=(0, 1, 2))
+def _partitioned(form: Form, kernel: str | None, by_peers: bool, *operands: Any) -> Any:
     return multiply(*operands, form=form, kernel=kernel)
 
 
@@ -219,6 +224,7 @@ def _explicit(*operands: Any, form: Form, kernel: str | None) -> Any:
     else:
         specs = [padded_spec(x.sharding, x.ndim) for x in avals]
         axes, sums = call.assign(specs, padded_spec(form.out_sharding, len(call.out)), mesh.shape)
+    sums = replace(sums, by_peers=_peer_sums.wanted())
     local = functools.partial(call.local, axes=axes, sums=sums, mesh_shape=dict(mesh.shape), kernel=kernel)
     in_specs = [spec_of(factors, axes) for factors in call.operands]
     made = of_result(call.out, axes, sums)
@@ -286,7 +292,7 @@ def dequantize_explicit(matrix: QuantizedMatrix, dtype: Any) -> jax.Array:
 _lower_local = mlir.lower_fun(multiply, multiple_results=False)
 _lower_explicit = mlir.lower_fun(_explicit, multiple_results=False)
 _lower_automatic = mlir.lower_fun(
-    lambda *operands, form, kernel: _partitioned(form, kernel, *operands), multiple_results=False
+    lambda *operands, form, kernel: _partitioned(form, kernel, _peer_sums.wanted(), *operands), multiple_results=False
 )
 
 

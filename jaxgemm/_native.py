@@ -16,6 +16,7 @@ except ImportError as error:
 
 GEMM_TARGET = "jaxgemm_gemm"
 MIXED_TARGET = "jaxgemm_mixed"
+PEER_SUM_TARGET = "jaxgemm_peer_sum"
 
 
 def _ffi_of_runtime() -> tuple[int, int] | None:
@@ -46,4 +47,8 @@ _refuse_an_older_runtime()
 for _target in (GEMM_TARGET, MIXED_TARGET):
     jax.ffi.register_ffi_target(_target, _core.handlers()[_target], platform="CUDA")
 
-__all__ = ["GEMM_TARGET", "MIXED_TARGET", "_core"]
+_handlers, _type = _core.peer_sum_handlers()
+jax.ffi.register_ffi_type(f"{PEER_SUM_TARGET}_site", _type, platform="CUDA")
+jax.ffi.register_ffi_target(PEER_SUM_TARGET, _handlers, platform="CUDA")
+
+__all__ = ["GEMM_TARGET", "MIXED_TARGET", "PEER_SUM_TARGET", "_core"]

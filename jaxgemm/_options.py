@@ -17,6 +17,7 @@ class Options:
 
     install: bool | None = None
     tuning: str | None = None
+    peer_sums: bool | None = None
 
 
 _context = jax.make_user_context(Options())
@@ -28,7 +29,7 @@ def current() -> Options:
 
 
 @contextlib.contextmanager
-def options(*, install: bool | None = None, tuning: str | None = None) -> Iterator[None]:
+def options(*, install: bool | None = None, tuning: str | None = None, peer_sums: bool | None = None) -> Iterator[None]:
     """Within ``with jaxgemm.options(...):``, settings of the programs that are compiled in this thread.
 
     A function from ``jax.jit`` is compiled for each setting that it is called under. Blocks nest; the inner one counts.
@@ -38,22 +39,32 @@ def options(*, install: bool | None = None, tuning: str | None = None) -> Iterat
         :func:`jaxgemm.install`. None for what the block around, or that function, says.
       tuning: which tuning tables count: "on" for all, "shipped" for those that come with jaxgemm, "off" for none. None
         for what the block around, or the environment variable ``JAXGEMM_TUNING``, says.
+      peer_sums: whether the parts of a product whose K is split over all GPUs of a program are added up by a kernel of
+        jaxgemm's own, where they are few and the GPUs reach each other's memory, or by XLA's all-reduce
+        (docs/sharding.md). True for such sums of ``jax.lax.psum``, too. None for what the block around says; where none
+        does, of products only.
 
     Returns:
       A context manager.
 
     Raises:
-      TypeError: ``install`` is no bool.
+      TypeError: ``install`` or ``peer_sums`` is no bool.
       ValueError: ``tuning`` is none of these words.
     """
-    if install is not None and not isinstance(install, bool):
-        raise TypeError(f"install={install!r} is not True, False or None")
+    for name, value in (("install", install), ("peer_sums", peer_sums)):
+        if value is not None and not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r} is not True, False or None")
     if tuning is not None and tuning not in TUNING:
         raise ValueError(f"tuning={tuning!r} is none of {', '.join(map(repr, TUNING))}, or None")
     if install:
         from jaxgemm._install import register
 
         register()
-    changes = {name: value for name, value in (("install", install), ("tuning", tuning)) if value is not None}
+    if peer_sums:
+        from jaxgemm import _peer_sums
+
+        _peer_sums.register()
+    given = {"install": install, "tuning": tuning, "peer_sums": peer_sums}
+    changes = {name: value for name, value in given.items() if value is not None}
     with _context(dataclasses.replace(current(), **changes)):
         yield

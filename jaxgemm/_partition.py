@@ -22,6 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxgemm import _peer_sums
 from jaxgemm._epilogue import NO_ACTIVATION
 from jaxgemm._lowering import dot_general_aval, local_gemm_p
 from jaxgemm._plan import DimensionNumbers, free_dims
@@ -69,10 +70,16 @@ class Sums:
       over: mesh axes over which they are added up, and all devices have the result.
       scattered: (dimension of the result, mesh axes, devices along them): they are added up, and each device has its
         part of that dimension.
+      by_peers: whether GPUs may do so by themselves (_peer_sums.py).
     """
 
     over: Axes = ()
     scattered: tuple[tuple[int, Axes, int], ...] = ()
+    by_peers: bool = False
+
+    @property
+    def none(self) -> bool:
+        return not self.over and not self.scattered
 
     @staticmethod
     def of(of_k: Axes, wanted: Sequence[Axes], shape: Sequence[int], mesh_shape: Mapping[str, int]) -> "Sums":
@@ -189,14 +196,14 @@ def spec_of(factors: Sequence[str], axes: dict[str, Axes]) -> PartitionSpec:
 
 def _local_product(lhs: Any, rhs: Any, sums: Sums, params: dict[str, Any]) -> Any:
     out = local_gemm_p.bind(lhs, rhs, **(params | _PLAIN | {"out_sharding": None}))
-    if out.dtype == np.bool_ and sums != Sums():  # "any" is the sum of booleans
+    if out.dtype == np.bool_ and not sums.none:  # "any" is the sum of booleans
         return add_up(out.astype(np.int32), sums) != 0
     return add_up(out, sums)
 
 
 def add_up(x: Any, sums: Sums) -> Any:
     """The result on one device, of its sums."""
-    return x if sums == Sums() else _add_up_p.bind(x, sums=sums)
+    return x if sums.none else _add_up_p.bind(x, sums=sums)
 
 
 # psum and psum_scatter, whose lowering knows no mesh. While a program with automatic axes is partitioned, JAX lowers
@@ -225,12 +232,19 @@ def _lower_add_up(ctx: Any, x: Any, *, sums: Sums) -> Any:
         return mlir.lower_fun(function, multiple_results=False)(ctx.replace(avals_in=plain, avals_out=result), x)
 
 
+def _lower_add_up_on_gpus(ctx: Any, x: Any, *, sums: Sums) -> Any:
+    (aval,) = ctx.avals_in
+    peers = _peer_sums.gpus(ctx, sums.over, aval) if sums.by_peers and not sums.scattered else None
+    return _lower_add_up(ctx, x, sums=sums) if peers is None else _peer_sums.lower(ctx, x, peers)
+
+
 mlir.register_lowering(_add_up_p, _lower_add_up)
+mlir.register_lowering(_add_up_p, _lower_add_up_on_gpus, platform="cuda")
 
 # --- automatic axes ---------------------------------------------------------------------------------------------------
 
 
-def _sharding_rule(params: Any, mesh: Any, operand_types: Any, result_types: Any) -> Any:
+def _sharding_rule(params: Any, by_peers: bool, mesh: Any, operand_types: Any, result_types: Any) -> Any:
     lhs_ndim, rhs_ndim = (len(t.shape) for t in operand_types)
     lhs, rhs, out, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
     rule = f"{' '.join(lhs)}, {' '.join(rhs)} -> {' '.join(out)}"
@@ -238,7 +252,7 @@ def _sharding_rule(params: Any, mesh: Any, operand_types: Any, result_types: Any
     return (rule, {"reduction_factors": tuple(sorted(contracted, key=lhs.index))}) if contracted else rule
 
 
-def _partition(params: Any, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
+def _partition(params: Any, by_peers: bool, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
     lhs_ndim, rhs_ndim = (len(x.shape) for x in operand_shapes)
     *factors, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
     lhs, rhs, out = (
@@ -246,13 +260,14 @@ def _partition(params: Any, mesh: Any, operand_shapes: Any, result_shape: Any) -
         for names, x in zip(factors, (*operand_shapes, result_shape), strict=True)
     )
     axes, sums = _Product(lhs, rhs, out, contracted, mesh.shape).assign(operands_move=False)
+    sums = dataclasses.replace(sums, by_peers=by_peers)
     local = functools.partial(_local_product, sums=sums, params=dict(params))
     operands = tuple(NamedSharding(mesh, spec_of(x.factors, axes)) for x in (lhs, rhs))
     return mesh, local, NamedSharding(mesh, of_result(out.factors, axes, sums)), operands
 
 
-@functools.partial(custom_partitioning, static_argnums=(2,))
-def _partitioned(lhs: Any, rhs: Any, params: Any) -> Any:
+@functools.partial(custom_partitioning, static_argnums=(2, 3))
+def _partitioned(lhs: Any, rhs: Any, params: Any, by_peers: bool) -> Any:
     return local_gemm_p.bind(lhs, rhs, **_PLAIN, **dict(params))
 
 
@@ -284,6 +299,7 @@ def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
             x if padded_spec(NamedSharding(mesh, wanted), x.ndim) == have.spec else jax.reshard(x, wanted)
             for x, have, wanted in zip((lhs, rhs), (left, right), in_specs, strict=True)
         )
+        sums = dataclasses.replace(sums, by_peers=_peer_sums.wanted())
         local = functools.partial(_local_product, sums=sums, params=params)
         made = of_result(out.factors, axes, sums)
         result = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=made, check_vma=False)(*placed)
@@ -296,7 +312,7 @@ _lower_explicit = mlir.lower_fun(_explicit, multiple_results=False)
 
 def _automatic(lhs: Any, rhs: Any, **params: Any) -> Any:
     mesh = mesh_of(jax.typeof(lhs).sharding, jax.typeof(rhs).sharding)
-    out = _partitioned(lhs, rhs, tuple(sorted(params.items())))
+    out = _partitioned(lhs, rhs, tuple(sorted(params.items())), _peer_sums.wanted())
     if mesh.empty:
         return out
     # Leaves every dimension as it is, and has no unreduced axes. Without it, where the automatic axes are those of an

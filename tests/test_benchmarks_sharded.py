@@ -228,7 +228,7 @@ def test_kernels_are_summed_without_collectives(inputs: Inputs) -> None:
     programs = {name: Program(Executable(text), ()) for name in ("jaxgemm", "jnp")}
     collectives = [
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "AllReduceKernelImpl", "all_reduce_one_shot",
-        "psum_invariant_112_0_fusion_1", "sum_fusion",
+        "psum_invariant_112_0_fusion_1", "sum_fusion", "void jaxgemm::(anonymous)::peer_sum_kernel<float, 2>(Peers)",
     ]  # fmt: skip
     found = sharded_timing.kernel_times(FakeCupti(["gemm", "fusion", "psum", *collectives]), programs, case.layers, 2)
     assert found == dict.fromkeys(programs, 3 * 8.0 / (sharded_timing.RECORDED_CALLS * 2 * 2))

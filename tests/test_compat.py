@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import Primitive
@@ -35,6 +36,8 @@ PRIVATE_NAMES = {
     "jax._src.interpreters.mlir._platform_specific_lowerings",
     "jax._src.interpreters.remat.reduce_precision",
     "jax._src.interpreters.remat.rules",
+    "jax._src.lax.parallel.psum_invariant_p",
+    "jax._src.lax.parallel.psum_p",
 }
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "code", "codeop", "imp"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
@@ -171,6 +174,17 @@ def test_private_names_do_what_compat_says() -> None:
         jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
     )
     assert _compat.static_sizes((1, 2)) and not _compat.static_sizes((1, *jax.export.symbolic_shape("m")))
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_psum_is_made_of_these_primitives(check_vma: bool) -> None:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
+    spec = jax.sharding.PartitionSpec
+    add = jax.shard_map(
+        lambda x: lax.psum(x, "x"), mesh=mesh, in_specs=spec("x"), out_specs=spec(), check_vma=check_vma
+    )
+    (mapped,) = jax.make_jaxpr(add)(np.ones(8)).eqns
+    assert mapped.params["jaxpr"].eqns[-1].primitive is _compat.psum_primitives()[check_vma]
 
 
 def test_lowering_rules_are_those_that_were_registered() -> None:

@@ -14,6 +14,14 @@ void* gemm_check_handler();
 void* mixed_handler();
 void* mixed_check_handler();
 
+// Of sums over GPUs: peer_sum_ffi.cc. By the stage that XLA calls them in, one for the host platform that judges what
+// the call would, and the type of what the first stage leaves to the last.
+struct PeerSumHandlers {
+  void *instantiate, *initialize, *execute, *check;
+  void *type_id, *type_info;
+};
+PeerSumHandlers peer_sum_handlers();
+
 struct HandlerMetadata {
   int api_major, api_minor;
   bool command_buffer_compatible;

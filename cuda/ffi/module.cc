@@ -10,6 +10,7 @@
 
 #include "gemm.h"
 #include "gemm_ffi.h"
+#include "peers/peer_sum.h"
 #include "select_mixed.h"
 #include "source_hash.h"
 #include "view.h"
@@ -249,9 +250,34 @@ NB_MODULE(_core, m) {
         handlers["jaxgemm_gemm_check"] = nb::capsule(gemm_check_handler());
         handlers["jaxgemm_mixed"] = nb::capsule(mixed_handler());
         handlers["jaxgemm_mixed_check"] = nb::capsule(mixed_check_handler());
+        handlers["jaxgemm_peer_sum_check"] = nb::capsule(peer_sum_handlers().check);
         return handlers;
       },
       "FFI handlers by target name.");
+  m.def(
+      "peer_sum_handlers",
+      [] {
+        const PeerSumHandlers all = peer_sum_handlers();
+        nb::dict handlers;
+        handlers["instantiate"] = nb::capsule(all.instantiate);
+        handlers["initialize"] = nb::capsule(all.initialize);
+        handlers["execute"] = nb::capsule(all.execute);
+        nb::dict type;
+        type["type_id"] = nb::capsule(all.type_id);
+        type["type_info"] = nb::capsule(all.type_info);
+        return std::pair(handlers, type);
+      },
+      "Of sums over GPUs: the FFI handlers by stage, and the type that they share.");
+  m.def(
+      "why_no_peer_sum",
+      [](const std::vector<int64_t>& devices, std::string_view dtype, int64_t elements) {
+        return why_no_peer_sum(devices, parse<DType>(dtype, kDTypeNames, "dtype"), elements);
+      },
+      "devices"_a, "dtype"_a, "elements"_a,
+      "'' if these GPUs add up parts of so many elements, else the sentence that says why not.");
+  m.def(
+      "peers_reach", [](const std::vector<int64_t>& devices) { return peers_reach(devices); }, "devices"_a,
+      "Whether GPUs, by CUDA's numbers in this process, reach the memory of each other.");
   m.def(
       "handler_metadata",
       [] {

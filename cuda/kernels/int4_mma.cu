@@ -293,7 +293,7 @@ std::string launch(const GemmArgs& args) {
   }
   if (!error.empty()) return error;
   for (const void* data : {x.data, args.rhs, scales.data, zeros.data}) {
-    if (reinterpret_cast<uintptr_t>(data) % kVectorBytes != 0) {
+    if (!at_vector(data)) {
       return "lhs, rhs, scales or zeros is not at a multiple of 16 bytes";
     }
   }

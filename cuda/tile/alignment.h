@@ -10,6 +10,8 @@ namespace jaxgemm {
 
 inline constexpr int kVectorBytes = 16, kL2LineBytes = 128;
 
+inline bool at_vector(const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0; }
+
 // Whether all runs of an operand begin at multiples of 16 bytes where its first one does.
 inline bool begins_at_vectors(const MatrixView& view, int64_t element_bytes) {
   return view.ld * element_bytes % kVectorBytes == 0 && view.batch_stride * element_bytes % kVectorBytes == 0;
@@ -23,7 +25,7 @@ inline bool made_of_vectors(const MatrixView& view, int64_t element_bytes) {
 
 // Whether every run of every matrix of an operand at `data` does.
 inline bool runs_aligned(const void* data, const MatrixView& view, int64_t element_bytes) {
-  return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0 && begins_at_vectors(view, element_bytes);
+  return at_vector(data) && begins_at_vectors(view, element_bytes);
 }
 
 }  // namespace jaxgemm

@@ -51,7 +51,7 @@ struct PaddableOperand {
   MatrixView view;
 
   bool aligned(DType dtype) const { return runs_aligned(data, view, size_bytes(dtype)); }
-  bool whole_vectors(DType dtype) const { return aligned(dtype) && made_of_vectors(view, size_bytes(dtype)); }
+  bool whole_vectors(DType dtype) const { return at_vector(data) && made_of_vectors(view, size_bytes(dtype)); }
 
   // Replaces it by a copy at `workspace` of the layout `padded`, and moves `workspace` past the copy.
   std::string pad(char*& workspace, const MatrixView& padded, const Problem& problem, DType dtype, void* stream) {

@@ -131,8 +131,8 @@ _TILES = [
         "mma_multistage", "tail not zeroed", "left < Tile::kVectorElems ? left :", "false ? left :", file=OPERAND_TILE
     ),
     Mutation(
-        "mma_ldmatrix", "16-byte copies of narrower rows", "% kVectorBytes == 0 && begins_at_vectors",
-        "% 1 == 0 && begins_at_vectors", file=ALIGNMENT,
+        "mma_ldmatrix", "16-byte copies of misaligned operands", "at_vector(data) && begins_at_vectors",
+        "begins_at_vectors", file=ALIGNMENT,
     ),
     Mutation(
         "mma_ldmatrix", "copies of rows that are no vectors", "return view.ld * element_bytes % kVectorBytes == 0 &&",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
+from jaxgemm._native import PEER_SUM_TARGET
 from tests.test_sharding import COLLECTIVES
 
 Shape: TypeAlias = tuple[int, ...]
@@ -39,6 +40,12 @@ def _arrays(text: str) -> list[Array]:
     ]
 
 
+def _target(op: str, rest: str) -> str | None:
+    """Of ours, if an instruction calls one."""
+    found = re.search(r'custom_call_target="(jaxgemm_\w+)"', rest)
+    return found[1] if found and op == "custom-call" else None
+
+
 class Program:
     """Of compiled HLO."""
 
@@ -51,25 +58,26 @@ class Program:
     def collectives(self) -> dict[str, list[int]]:
         """Sizes of the arrays that result from the collectives of each kind; several may be combined in one.
 
-        Of those that have a beginning and an end, the end has the results, the beginning the operands, too.
+        Of those that have a beginning and an end, the end has the results, the beginning the operands, too. Sums by our
+        own kernel are one kind.
         """
         found: dict[str, list[int]] = {}
-        for op, name, _ in self.instructions:
-            kind = op.removesuffix("-done")
-            if kind in COLLECTIVES:
+        for op, name, rest in self.instructions:
+            kind = PEER_SUM_TARGET if _target(op, rest) == PEER_SUM_TARGET else op.removesuffix("-done")
+            if kind in (*COLLECTIVES, PEER_SUM_TARGET):
                 found.setdefault(kind, []).extend(math.prod(array.shape) for array in self.results[name])
         return found
 
     def calls(self) -> list[Call]:
-        """Those of our kernels."""
+        """Those of our kernels that multiply."""
         found = []
         for op, name, rest in self.instructions:
-            target = re.search(r'custom_call_target="(jaxgemm_\w+)"', rest)
-            if op != "custom-call" or not target:
+            target = _target(op, rest)
+            if target in (None, PEER_SUM_TARGET):
                 continue
             names = _OPERAND.findall(re.sub(r"\w+\[[\d,]*\](\{[^}]*\})? ", "", rest.split(")", 1)[0]))
             operands = [self.results[operand][0] for operand in names]
-            found.append(Call(target[1], operands, self.results[name][0]))
+            found.append(Call(target, operands, self.results[name][0]))
         return found
 
     def overlapped(self) -> int:
