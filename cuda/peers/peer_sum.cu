@@ -12,7 +12,7 @@ namespace jaxgemm {
 namespace {
 
 // A thread moves 8 bytes at a time, with their flags a pair of words.
-constexpr int kPacketBytes = 8, kThreads = 256, kMostCtas = 128;
+constexpr int kPacketBytes = 8, kThreads = 64, kMostCtas = 512;
 
 // What the GPUs that meet share, as one of them sees it. Each has a slot for every packet of every GPU, twice: sums
 // take turns, and a GPU that is one sum ahead of another, as it may be, leaves alone what the other one still reads. It
@@ -40,40 +40,49 @@ struct Flags {
 };
 constexpr int kLooksAtAnotherCall = 1 << 20;  // half a second or so
 
+// In words, as an array of elements that is indexed would lie in local memory.
 template <class Element>
 struct Packet {
-  static constexpr int kElems = kPacketBytes / sizeof(Element);
-  union {
-    uint2 bits;
-    Element elements[kElems];
-  };
+  static constexpr int kElems = kPacketBytes / sizeof(Element), kOfWord = 4 / sizeof(Element);
+  uint32_t words[2] = {};
+
+  __device__ Element get(int i) const {
+    const uint32_t bits = words[i / kOfWord] >> (i % kOfWord * 16);
+    Element element;
+    memcpy(&element, &bits, sizeof(Element));  // the low bytes
+    return element;
+  }
+  __device__ void set(int i, Element element) {  // where there are zeros
+    uint32_t bits = 0;
+    memcpy(&bits, &element, sizeof(Element));
+    words[i / kOfWord] |= bits << (i % kOfWord * 16);
+  }
 };
 
-// Elements behind the last one are zeros, and are not written.
+// Elements behind the last one are zeros, and are not written. `whole`: packets are, and begin at multiples of 8 bytes.
 template <class Element>
-__device__ Packet<Element> load_packet(const Element* g_first, int64_t elements, bool aligned) {
+__device__ Packet<Element> load_packet(const Element* g_first, int64_t elements, bool whole) {
   Packet<Element> packet;
-  if (aligned && elements >= packet.kElems) {
-    packet.bits = *reinterpret_cast<const uint2*>(g_first);
-    return packet;
+  if (whole) {
+    const uint2 words = *reinterpret_cast<const uint2*>(g_first);
+    return {{words.x, words.y}};
   }
-  packet.bits = {0, 0};
 #pragma unroll
   for (int i = 0; i < packet.kElems; ++i) {
-    if (i < elements) packet.elements[i] = g_first[i];
+    if (i < elements) packet.set(i, g_first[i]);
   }
   return packet;
 }
 
 template <class Element>
-__device__ void store_packet(Element* g_first, const Packet<Element>& packet, int64_t elements, bool aligned) {
-  if (aligned && elements >= packet.kElems) {
-    *reinterpret_cast<uint2*>(g_first) = packet.bits;
+__device__ void store_packet(Element* g_first, const Packet<Element>& packet, int64_t elements, bool whole) {
+  if (whole) {
+    *reinterpret_cast<uint2*>(g_first) = {packet.words[0], packet.words[1]};
     return;
   }
 #pragma unroll
   for (int i = 0; i < packet.kElems; ++i) {
-    if (i < elements) g_first[i] = packet.elements[i];
+    if (i < elements) g_first[i] = packet.get(i);
   }
 }
 
@@ -97,23 +106,24 @@ __device__ Element rounded(Sum sum) {
 // a CTA has seen arrive in one sum tells it that the last but one is over. There are kPeers GPUs at most.
 template <class Element, int kPeers>
 __global__ void __launch_bounds__(kThreads)
-    peer_sum_kernel(Peers peers, const Element* g_part, Element* g_sum, int64_t elements, bool aligned, uint32_t site) {
+    peer_sum_kernel(Peers peers, const Element* g_part, Element* g_sum, int64_t elements, bool whole, uint32_t site) {
   constexpr int kElems = Packet<Element>::kElems;
   const int packets = static_cast<int>((elements + kElems - 1) / kElems);
   const uint32_t number = peers.sums_of_cta[blockIdx.x] + 1;
   const Flags flags = {number, number ^ site};
-  const int turn = static_cast<int>(number % 2) * peers.count;
+  const int count = kPeers == 2 ? 2 : peers.count;  // two are all there can be
+  const int turn = static_cast<int>(number % 2) * count;
   const auto slot = [&](int sender, int packet) { return (turn + sender) * peers.packets + packet; };
   const int first = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize, step = kMostCtas * kThreads;
 
   for (int i = first; i < packets; i += step) {
     const int64_t at = static_cast<int64_t>(i) * kElems;
-    const Packet<Element> own = load_packet(g_part + at, elements - at, aligned);
-    const ptx::FlaggedPair pair = {{{own.bits.x, flags.first}, {own.bits.y, flags.second}}};
+    const Packet<Element> own = load_packet(g_part + at, elements - at, whole);
+    const ptx::FlaggedPair pair = {{{own.words[0], flags.first}, {own.words[1], flags.second}}};
 #pragma unroll
     for (int peer = 0; peer < kPeers; ++peer) {
-      if (peer < peers.count && peer != peers.rank) {
+      if (peer < count && peer != peers.rank) {
         ptx::store_flagged(peers.slots[peer] + slot(peers.rank, i), pair);
       }
     }
@@ -126,30 +136,30 @@ __global__ void __launch_bounds__(kThreads)
     ptx::FlaggedPair arrived[kPeers];
 #pragma unroll
     for (int peer = 0; peer < kPeers; ++peer) {  // all are asked for before the first one is waited for
-      if (peer < peers.count) arrived[peer] = ptx::load_flagged(peers.own_slots + slot(peer, i));
+      if (peer < count && peer != peers.rank) arrived[peer] = ptx::load_flagged(peers.own_slots + slot(peer, i));
     }
-    const Packet<Element> own = load_packet(g_part + at, elements - at, aligned);
+    const Packet<Element> own = load_packet(g_part + at, elements - at, whole);
     decltype(widened(Element{})) sums[kElems] = {};
 #pragma unroll
     for (int peer = 0; peer < kPeers; ++peer) {
-      if (peer >= peers.count) continue;
+      if (peer >= count) continue;
       Packet<Element> packet = own;
       if (peer != peers.rank) {
         for (int looks = 0; !__all_sync(~0u, flags.of(arrived[peer]));) {
           if (flags.of_another_call(arrived[peer]) && ++looks == kLooksAtAnotherCall) __trap();
           arrived[peer] = ptx::load_flagged(peers.own_slots + slot(peer, i));
         }
-        packet.bits = {arrived[peer].words[0].data, arrived[peer].words[1].data};
+        packet = {{arrived[peer].words[0].data, arrived[peer].words[1].data}};
       }
 #pragma unroll
       for (int j = 0; j < kElems; ++j) {  // the first is not added to 0: -0 stays -0
-        sums[j] = peer == 0 ? widened(packet.elements[j]) : sums[j] + widened(packet.elements[j]);
+        sums[j] = peer == 0 ? widened(packet.get(j)) : sums[j] + widened(packet.get(j));
       }
     }
     Packet<Element> sum;
 #pragma unroll
-    for (int j = 0; j < kElems; ++j) sum.elements[j] = rounded<Element>(sums[j]);
-    store_packet(g_sum + at, sum, of_warp + lane < packets ? elements - at : 0, aligned);
+    for (int j = 0; j < kElems; ++j) sum.set(j, rounded<Element>(sums[j]));
+    if (of_warp + lane < packets) store_packet(g_sum + at, sum, elements - at, whole);
   }
   __syncthreads();  // all threads have read the number
   if (threadIdx.x == 0) peers.sums_of_cta[blockIdx.x] = number;
@@ -269,7 +279,8 @@ std::string launch(const PeerSum& sum, const Peers& peers) {
                       : peers.count <= 4 ? peer_sum_kernel<Element, 4>
                                          : peer_sum_kernel<Element, kMostPeers>;
   return launch_kernel(kernel, ctas, kThreads, 0, sum.stream, peers, static_cast<const Element*>(sum.part),
-                       static_cast<Element*>(sum.sum), sum.elements, address % kPacketBytes == 0, sum.site);
+                       static_cast<Element*>(sum.sum), sum.elements,
+                       address % kPacketBytes == 0 && sum.elements % kElems == 0, sum.site);
 }
 
 }  // namespace
