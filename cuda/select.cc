@@ -74,7 +74,7 @@ constexpr Rates kUnpipelined = {3.1e6, 128.0, 0.7, 0.1, 0.9, 2.7e-4, 3.9e6, 3.3,
                 kWarpSpecialised = {3.37e6, 5.64, 0.0591, 0.782, 0.798, 1.90e-5, 4.39e6, 4.77, 4.50e6, 1.98e-3};
 
 // Of copies of operands in the workspace: of each, as one kernel waits for the other, and of what they write.
-constexpr double kCopyUs = 4.53, kCopiedBytesPerUs = 2.33e6;
+constexpr double kCopyUs = 4.55, kCopiedBytesPerUs = 2.35e6;
 
 // Of sums that the CTAs of a cluster add up: for a tile, and for each element of it.
 constexpr double kClusterSumsUs = 3.16, kClusterSumsElementUs = 1.18e-4;
@@ -98,7 +98,7 @@ bool may_take_tiles(const KernelInfo& info, const Problem& p) {
 }
 
 // Where rows of out do not begin at vectors (epilogue/rows_out.cuh, RowPhases): of a tile, and of its bytes and rows.
-constexpr double kUnalignedOutUs = 1.25, kUnalignedOutByteUs = 6.9e-5, kUnalignedOutRowUs = 5e-3;
+constexpr double kUnalignedOutUs = 1.25, kUnalignedOutByteUs = 4.5e-5, kUnalignedOutRowUs = 9.6e-3;
 
 constexpr double kPairsUs = 1.62;  // of CTAs that load for each other, and so wait for each other
 
@@ -184,8 +184,15 @@ int split_rows(const KernelInfo& info, const Problem& p) {
 }
 
 // Where operands are moved within shared memory (tile/shifted_tile.cuh): what a CTA takes longer, and a k-tile, and for
-// each byte of a k-tile that is moved once a CTA and each k-tile. Fitted on an H200 (tests/chooser_times_odd.json).
-constexpr double kMovedCtaUs = 0.95, kMovedCtaByteUs = 3.5e-5, kMovedTileUs = 0.066, kMovedTileByteUs = 1.9e-5;
+// each byte of a k-tile that is moved once a CTA and each k-tile; and a k-tile for which only few others are on their
+// way, of three that hide what it is waited for. Fitted on an H200 (tests/chooser_times_odd.json).
+constexpr double kMovedCtaUs = 0.63, kMovedCtaByteUs = 4.5e-5, kMovedTileUs = 0.134, kMovedTileByteUs = 1.5e-5;
+constexpr double kFewAheadUs = 0.27;
+
+double moved_tile_us(const KernelInfo& info) {
+  constexpr double kAhead = 3.0;
+  return kMovedTileUs + kFewAheadUs * (kAhead / info.shifted_ahead - 1.0);
+}
 
 // Of a k-tile, those that are.
 int64_t moved_bytes(const KernelInfo& info, const Problem& p) {
@@ -208,7 +215,7 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const double alone_us = fragments_us(info, p) + moved * kMovedTileByteUs;
   const auto k_tile_us = [&, rows = split_rows(info, p)](int64_t side_by_side) {
     if (side_by_side == 0) return 0.0;
-    const double us = rates.k_tile_us(info, products, rows, side_by_side) + (moved > 0.0 ? kMovedTileUs : 0.0);
+    const double us = rates.k_tile_us(info, products, rows, side_by_side) + (moved > 0.0 ? moved_tile_us(info) : 0.0);
     return us + static_cast<double>(side_by_side) * alone_us;
   };
   const double k_tile = static_cast<double>(share / resident) * k_tile_us(resident) + k_tile_us(share % resident);
@@ -222,12 +229,13 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   const bool parts = split.splits > 1 && !in_cluster;  // are written, not out
   double cost = both_us(all_k_tiles, dram) + exposed * (rates.cta_us + rates.cta_element_us * tile_elements);
   const bool unaligned_rows = p.M > 1 && p.N > 1 && !aligned(p.out, p.out_dtype);
-  if (calibrated(info) && !parts && tiles > 0 && unaligned_rows) {
+  if (calibrated(info) && tiles > 0 && unaligned_rows) {
     const auto rows = static_cast<double>(p.batch * p.M);
     const double bytes_us = static_cast<double>(p.N * size_bytes(p.out_dtype)) * kUnalignedOutByteUs;
     const double rows_us = static_cast<double>(ceil_div(p.N, info.cta_tile.n)) * kUnalignedOutRowUs;
-    const double tiles_of_one = waves + static_cast<double>(share);
-    cost += turns * kUnalignedOutUs + tiles_of_one / static_cast<double>(tiles) * rows * (bytes_us + rows_us);
+    const double written = waves + (parts ? 0.0 : static_cast<double>(share));
+    const double in_turn = waves + (parts ? 0.0 : static_cast<double>(ceil_div(share, resident)));
+    cost += in_turn * kUnalignedOutUs + written / static_cast<double>(tiles) * rows * (bytes_us + rows_us);
   }
   if (moved > 0.0) cost += turns * (kMovedCtaUs + moved * kMovedCtaByteUs);
   if (info.cluster_ctas > 1) cost += kPairsUs;

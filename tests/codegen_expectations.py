@@ -356,6 +356,7 @@ _TWO_VARIANTS = {"mma_multistage"}
 HELPERS: dict[str, dict[str, Count]] = {
     "k_major_copy.cu: k_major_copy_kernel": {"LDG": AtLeast(1), "STG": AtLeast(1)},
     "pad_copy.cu: pad_copy_kernel": {"LDG.128": AtLeast(1), "STG.128": AtLeast(1)},
+    "peer_sum.cu: peer_sum_kernel": {"LDG.128.STRONG.SYS": AtLeast(2), "STG.128.STRONG.SYS": AtLeast(1), "MEMBAR": 0},
     "split_k.cu: split_k_reduce_kernel": {"LDG.128": AtLeast(1), "STG.128": AtLeast(1)},
     "zero_words.cu: zero_words_kernel": {"STG": AtLeast(1)},
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import jaxgemm
-from jaxgemm._native import GEMM_TARGET, MIXED_TARGET, _core, _ffi_of_runtime
+from jaxgemm._native import GEMM_TARGET, MIXED_TARGET, PEER_SUM_TARGET, _core, _ffi_of_runtime
 from tests.gpu_limits import MAX_SMEM_BYTES
 from tests.helpers import FAMILIES, KERNEL_NAMES, ROOT, problem
 from tests.values import is_float
@@ -165,8 +165,11 @@ def test_handler_metadata() -> None:
     assert runtime[0] == 0 and 1 <= minor <= runtime[1]
     assert graphs, "the handler may be captured into a CUDA graph"
     assert set(_core.handlers()) == {
-        f"{target}{what}" for target in (GEMM_TARGET, MIXED_TARGET) for what in ("", "_check")
+        *(f"{target}{what}" for target in (GEMM_TARGET, MIXED_TARGET) for what in ("", "_check")),
+        f"{PEER_SUM_TARGET}_check",
     }
+    stages, kind = _core.peer_sum_handlers()
+    assert stages.keys() == {"instantiate", "initialize", "execute"} and kind.keys() == {"type_id", "type_info"}
 
 
 def test_every_select_within_a_family_minimises_the_model() -> None:

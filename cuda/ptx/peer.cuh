@@ -7,15 +7,9 @@
 
 #include <cstdint>
 
+#include "ptx/peer_types.cuh"
+
 namespace jaxgemm::ptx {
-
-struct FlaggedWord {
-  uint32_t data, flag;
-};
-
-struct FlaggedPair {
-  FlaggedWord words[2];
-};
 
 // At a multiple of 16 bytes, here or on another GPU.
 __device__ inline void store_flagged(FlaggedPair* g_dst, const FlaggedPair& pair) {
