@@ -3,6 +3,7 @@
 import re
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -47,8 +48,9 @@ _refuse_an_older_runtime()
 for _target in (GEMM_TARGET, MIXED_TARGET):
     jax.ffi.register_ffi_target(_target, _core.handlers()[_target], platform="CUDA")
 
-_handlers, _type = _core.peer_sum_handlers()
-jax.ffi.register_ffi_type(f"{PEER_SUM_TARGET}_site", _type, platform="CUDA")
+_handlers, _site = _core.peer_sum_handlers()
+_site_type: Any = _site  # which the versions of JAX have different types for
+jax.ffi.register_ffi_type(f"{PEER_SUM_TARGET}_site", _site_type, platform="CUDA")
 jax.ffi.register_ffi_target(PEER_SUM_TARGET, _handlers, platform="CUDA")
 
 __all__ = ["GEMM_TARGET", "MIXED_TARGET", "PEER_SUM_TARGET", "_core"]
