@@ -5,164 +5,17 @@
 #include <vector>
 
 #include "launch.cuh"
+#include "peer_sum.cuh"
 #include "peer_sum.h"
-#include "ptx/peer.cuh"
 
 namespace jaxgemm {
 namespace {
 
-// A thread moves 8 bytes at a time, with their flags a pair of words.
-constexpr int kPacketBytes = 8, kThreads = 64, kMostCtas = 512;
-
-// What the GPUs that meet share, as one of them sees it. Each has a slot for every packet of every GPU, twice: sums
-// take turns, and a GPU that is one sum ahead of another, as it may be, leaves alone what the other one still reads. It
-// cannot be two ahead: for that it would need the other one's packets of the sum between.
-struct Peers {
-  ptx::FlaggedPair* slots[kMostPeers];  // of each GPU: [turn][sender][packet]
-  const ptx::FlaggedPair* own_slots;
-  uint32_t* sums_of_cta;  // of this one: in how many sums each CTA has taken part
-  int count, rank;
-  int packets;  // that a sender has slots for
-};
-
-// Packets of one sum carry its number, which says that they have arrived, and the number mixed with the call's: the
-// sums of another program, or of another call of this one, are taken for nothing else. A pair whose first word has
-// arrived and whose second one says otherwise, each time it is looked at, is such a packet.
-struct Flags {
-  uint32_t first, second;
-
-  __device__ bool of(const ptx::FlaggedPair& pair) const {
-    return pair.words[0].flag == first && pair.words[1].flag == second;
-  }
-  __device__ bool of_another_call(const ptx::FlaggedPair& pair) const {
-    return pair.words[0].flag == first && pair.words[1].flag != second;
-  }
-};
-constexpr int kLooksAtAnotherCall = 1 << 20;  // half a second or so
-
-// In words, as an array of elements that is indexed would lie in local memory.
-template <class Element>
-struct Packet {
-  static constexpr int kElems = kPacketBytes / sizeof(Element), kOfWord = 4 / sizeof(Element);
-  uint32_t words[2] = {};
-
-  __device__ Element get(int i) const {
-    const uint32_t bits = words[i / kOfWord] >> (i % kOfWord * 16);
-    Element element;
-    memcpy(&element, &bits, sizeof(Element));  // the low bytes
-    return element;
-  }
-  __device__ void set(int i, Element element) {  // where there are zeros
-    uint32_t bits = 0;
-    memcpy(&bits, &element, sizeof(Element));
-    words[i / kOfWord] |= bits << (i % kOfWord * 16);
-  }
-};
-
-// Elements behind the last one are zeros, and are not written. `whole`: packets are, and begin at multiples of 8 bytes.
-template <class Element>
-__device__ Packet<Element> load_packet(const Element* g_first, int64_t elements, bool whole) {
-  Packet<Element> packet;
-  if (whole) {
-    const uint2 words = *reinterpret_cast<const uint2*>(g_first);
-    return {{words.x, words.y}};
-  }
-#pragma unroll
-  for (int i = 0; i < packet.kElems; ++i) {
-    if (i < elements) packet.set(i, g_first[i]);
-  }
-  return packet;
-}
-
-template <class Element>
-__device__ void store_packet(Element* g_first, const Packet<Element>& packet, int64_t elements, bool whole) {
-  if (whole) {
-    *reinterpret_cast<uint2*>(g_first) = {packet.words[0], packet.words[1]};
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < packet.kElems; ++i) {
-    if (i < elements) g_first[i] = packet.get(i);
-  }
-}
-
-__device__ float widened(float x) { return x; }
-__device__ float widened(__half x) { return __half2float(x); }
-__device__ float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ uint32_t widened(int32_t x) { return static_cast<uint32_t>(x); }  // whose sums wrap around
-
-template <class Element, class Sum>
-__device__ Element rounded(Sum sum) {
-  if constexpr (sizeof(Element) == 4) {
-    return static_cast<Element>(sum);
-  } else if constexpr (std::is_same_v<Element, __half>) {
-    return __float2half_rn(sum);
-  } else {
-    return __float2bfloat16_rn(sum);
-  }
-}
-
-// Packets are dealt to CTAs in turn, whatever there is to add up: so a packet's slot is always the same CTA's, and what
-// a CTA has seen arrive in one sum tells it that the last but one is over. There are kPeers GPUs at most.
 template <class Element, int kPeers>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kPeerThreads)
     peer_sum_kernel(Peers peers, const Element* g_part, Element* g_sum, int64_t elements, bool whole, uint32_t site) {
-  constexpr int kElems = Packet<Element>::kElems;
-  const int packets = static_cast<int>((elements + kElems - 1) / kElems);
-  const uint32_t number = peers.sums_of_cta[blockIdx.x] + 1;
-  const Flags flags = {number, number ^ site};
-  const int count = kPeers == 2 ? 2 : peers.count;  // two are all there can be
-  const int turn = static_cast<int>(number % 2) * count;
-  const auto slot = [&](int sender, int packet) { return (turn + sender) * peers.packets + packet; };
-  const int first = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize, step = kMostCtas * kThreads;
-
-  for (int i = first; i < packets; i += step) {
-    const int64_t at = static_cast<int64_t>(i) * kElems;
-    const Packet<Element> own = load_packet(g_part + at, elements - at, whole);
-    const ptx::FlaggedPair pair = {{{own.words[0], flags.first}, {own.words[1], flags.second}}};
-#pragma unroll
-    for (int peer = 0; peer < kPeers; ++peer) {
-      if (peer < count && peer != peers.rank) {
-        ptx::store_flagged(peers.slots[peer] + slot(peers.rank, i), pair);
-      }
-    }
-  }
-
-  // A warp waits as a whole: lanes behind the last packet wait for that one.
-  for (int of_warp = first - lane; of_warp < packets; of_warp += step) {
-    const int i = of_warp + lane < packets ? of_warp + lane : packets - 1;
-    const int64_t at = static_cast<int64_t>(i) * kElems;
-    ptx::FlaggedPair arrived[kPeers];
-#pragma unroll
-    for (int peer = 0; peer < kPeers; ++peer) {  // all are asked for before the first one is waited for
-      if (peer < count && peer != peers.rank) arrived[peer] = ptx::load_flagged(peers.own_slots + slot(peer, i));
-    }
-    const Packet<Element> own = load_packet(g_part + at, elements - at, whole);
-    decltype(widened(Element{})) sums[kElems] = {};
-#pragma unroll
-    for (int peer = 0; peer < kPeers; ++peer) {
-      if (peer >= count) continue;
-      Packet<Element> packet = own;
-      if (peer != peers.rank) {
-        for (int looks = 0; !__all_sync(~0u, flags.of(arrived[peer]));) {
-          if (flags.of_another_call(arrived[peer]) && ++looks == kLooksAtAnotherCall) __trap();
-          arrived[peer] = ptx::load_flagged(peers.own_slots + slot(peer, i));
-        }
-        packet = {{arrived[peer].words[0].data, arrived[peer].words[1].data}};
-      }
-#pragma unroll
-      for (int j = 0; j < kElems; ++j) {  // the first is not added to 0: -0 stays -0
-        sums[j] = peer == 0 ? widened(packet.get(j)) : sums[j] + widened(packet.get(j));
-      }
-    }
-    Packet<Element> sum;
-#pragma unroll
-    for (int j = 0; j < kElems; ++j) sum.set(j, rounded<Element>(sums[j]));
-    if (of_warp + lane < packets) store_packet(g_sum + at, sum, elements - at, whole);
-  }
-  __syncthreads();  // all threads have read the number
-  if (threadIdx.x == 0) peers.sums_of_cta[blockIdx.x] = number;
+  add_up<Element, kPeers>(peers, g_part, g_sum, elements, whole, site, static_cast<int>(blockIdx.x),
+                          static_cast<int>(threadIdx.x), [] { __syncthreads(); });
 }
 
 std::string in_words(const char* what, cudaError_t status) {
@@ -196,7 +49,7 @@ class Meeting {
     const OtherDevices others;
     const auto count = static_cast<int>(devices.size());
     const auto packets = static_cast<int>((most_peer_bytes(count) + kPacketBytes - 1) / kPacketBytes);
-    const size_t slot_bytes = sizeof(ptx::FlaggedPair) * 2 * count * packets, bytes = slot_bytes + kMostCtas * 4;
+    const size_t slot_bytes = sizeof(ptx::FlaggedPair) * 2 * count * packets, bytes = slot_bytes + kMostPeerCtas * 4;
     std::array<char*, kMostPeers> memory = {};
     for (int rank = 0; rank < count; ++rank) {
       std::string error = allocate(devices, rank, bytes, memory[rank]);
@@ -273,12 +126,12 @@ template <class Element>
 std::string launch(const PeerSum& sum, const Peers& peers) {
   constexpr int kElems = Packet<Element>::kElems;
   const int64_t packets = (sum.elements + kElems - 1) / kElems;
-  const int64_t ctas = std::min<int64_t>((packets + kThreads - 1) / kThreads, kMostCtas);
+  const int64_t ctas = std::min<int64_t>((packets + kPeerThreads - 1) / kPeerThreads, kMostPeerCtas);
   const auto address = reinterpret_cast<uintptr_t>(sum.part) | reinterpret_cast<uintptr_t>(sum.sum);
   const auto kernel = peers.count == 2   ? peer_sum_kernel<Element, 2>
                       : peers.count <= 4 ? peer_sum_kernel<Element, 4>
                                          : peer_sum_kernel<Element, kMostPeers>;
-  return launch_kernel(kernel, ctas, kThreads, 0, sum.stream, peers, static_cast<const Element*>(sum.part),
+  return launch_kernel(kernel, ctas, kPeerThreads, 0, sum.stream, peers, static_cast<const Element*>(sum.part),
                        static_cast<Element*>(sum.sum), sum.elements,
                        address % kPacketBytes == 0 && sum.elements % kElems == 0, sum.site);
 }

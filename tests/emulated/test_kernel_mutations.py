@@ -17,6 +17,7 @@ from tests.emulated import mixed
 from tests.emulated.conftest import MANY_CASES, SHARES_OF_CASES, SHARES_OF_MUTANTS, share_of_cases, share_of_mutants
 from tests.emulated.mutation import LAYOUTS, Mutation
 from tests.emulated.mutations import MUTATIONS
+from tests.emulated.mutations_peers import all_variants
 from tests.emulated.support import (
     BUDGET,
     CLUSTER_SPLIT,
@@ -219,9 +220,7 @@ def taken(request: pytest.FixtureRequest) -> list[Mutation]:
 @pytest.fixture(scope="module")
 def mutants(taken: list[Mutation]) -> dict[str, Emulator]:
     """The emulators of what is taken, by the name of the mutation: built together, on all cores."""
-    libraries = build_variants(
-        {mutation.name: mutation.texts() for mutation in MUTATIONS}, [mutation.name for mutation in taken]
-    )
+    libraries = build_variants(all_variants(), [mutation.name for mutation in taken])
     return {name: Emulator(path) for name, path in libraries.items()}
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.emulator.build import ROOT
 
 CUDA, EMULATED = ROOT / "cuda", ROOT / "tests" / "emulator"
-_FOLDERS = ("kernels", "tile", "epilogue", "mainloop")
+_FOLDERS = ("kernels", "tile", "epilogue", "mainloop", "peers")
 SOURCES = sorted(
     path for folder in _FOLDERS for path in (CUDA / folder).glob("**/*") if path.suffix in (".cu", ".cuh", ".cc", ".h")
 )

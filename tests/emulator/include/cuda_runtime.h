@@ -82,6 +82,9 @@ EMU_VECTOR4(uint4, unsigned)
 
 EMU_INLINE void __syncthreads() { emu::sync_threads(); }
 EMU_INLINE void __syncwarp(unsigned mask = 0xFFFFFFFFu) { emu::sync_warp(mask); }
+[[noreturn]] EMU_NOINLINE inline void __trap() {
+  emu::fatal(emu::Kind::kProtocol, EMU_CALLER, "the kernel stops itself");
+}
 
 template <class T>
 EMU_INLINE T __ldg(const T* pointer) {

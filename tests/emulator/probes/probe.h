@@ -24,9 +24,11 @@ std::span<const Probe> sm89_probes();
 std::span<const Probe> convert_probes();
 std::span<const Probe> wgmma_probes();
 std::span<const Probe> sm90_probes();
+std::span<const Probe> peers_probes();
 
 inline std::vector<std::span<const Probe>> all() {
-  return {sm80_probes(), stmatrix_probes(), sm89_probes(), convert_probes(), wgmma_probes(), sm90_probes()};
+  return {sm80_probes(),  stmatrix_probes(), sm89_probes(), convert_probes(),
+          wgmma_probes(), sm90_probes(),     peers_probes()};
 }
 
 }  // namespace jaxgemm::probes
