@@ -12,22 +12,28 @@ from tests.emulator.library import Emulator, Schedule
 from tests.emulator.words import digest, probe_input, read_digests
 
 PACKETS, SUMS = 50, 5
-PROBES = {"peer_sum.bf16.2": (2, 2), "peer_sum.f16.3": (2, 3), "peer_sum.f32.2": (4, 2), "peer_sum.s32.5": (4, 5)}
-"""Bytes of an element, and GPUs."""
+PROBES = {
+    "peer_sum.bf16.2": (2, 2, True),
+    "peer_sum.f16.3": (2, 3, False),
+    "peer_sum.f32.2": (4, 2, False),
+    "peer_sum.s32.5": (4, 5, True),
+}
+"""Bytes of an element, GPUs, and whether all packets are whole: tests/emulator/probes/peers.cu."""
 
 
 def numbers(words: np.ndarray, name: str) -> np.ndarray:
     """Bits as numbers."""
     if "bf16" in name:
         return (words << 16).view(np.float32).astype(np.float64)
-    kinds = {"f16": lambda: words.astype(np.uint16).view(np.float16), "f32": lambda: words.view(np.float32)}
-    return kinds.get(name.split(".")[1], lambda: words.view(np.int32))().astype(np.float64)
+    if "f16" in name:
+        return words.astype(np.uint16).view(np.float16).astype(np.float64)
+    return words.view(np.float32 if "f32" in name else np.int32).astype(np.float64)
 
 
 @pytest.mark.parametrize("name", PROBES)
 def test_sums(emulated: Emulator, name: str) -> None:
     """Of small integers, which are exact: on every GPU the same ones, one sum after the other."""
-    size, ranks = PROBES[name]
+    size, ranks, whole = PROBES[name]
     elements = PACKETS * 8 // size
     words = probe_input(emulated, name)
     parts = (words % 16).astype(np.int64).reshape(ranks, elements)
@@ -35,7 +41,6 @@ def test_sums(emulated: Emulator, name: str) -> None:
     assert ran.clean, str(ran)
     before = ranks * 2 * ranks * PACKETS * 4 + ranks * PACKETS * 2 + ranks  # slots, parts, sums_of_cta: in words
     found = numbers(out[before:][: SUMS * ranks * elements], name).reshape(SUMS, ranks, elements)
-    whole = name in ("peer_sum.bf16.2", "peer_sum.s32.5")
     last = elements if whole else elements - 1
     for i in range(SUMS):
         expected = (parts - 8 * (i % 2) + i).sum(0)
