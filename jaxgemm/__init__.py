@@ -12,6 +12,7 @@ from jaxgemm._dot_general import dot_general
 from jaxgemm._einsum import einsum
 from jaxgemm._export import export_checks
 from jaxgemm._install import install, uninstall
+from jaxgemm._join import join_columns, split_columns
 from jaxgemm._lowering import CpuFallbackWarning
 from jaxgemm._matmul import matmul
 from jaxgemm._mixed_choose import mixed_kernels
@@ -34,11 +35,13 @@ __all__ = [
     "explain",
     "export_checks",
     "install",
+    "join_columns",
     "kernels",
     "matmul",
     "mixed_kernels",
     "options",
     "quantize",
+    "split_columns",
     "tune",
     "uninstall",
 ]

@@ -4,6 +4,7 @@
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -149,6 +150,12 @@ def concrete_mesh(ctx: Any) -> Any:
 def is_manual(ctx: Any) -> bool:
     """Whether the lowering happens inside ``shard_map``, of some axes at least."""
     return len(getattr(ctx.module_context.axis_context, "manual_axes", ())) > 0
+
+
+def manual_devices() -> int:
+    """How many devices the ``shard_map`` around what is traced now has; 1 where there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[axis] for axis in mesh.manual_axes)
 
 
 def is_fully_manual(ctx: Any) -> bool:

@@ -12,7 +12,7 @@ for explicit axes a ``shard_map`` is written into the lowering.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -80,7 +80,7 @@ class _Call:
         return 2 * 8 * tokens * (self.form.k + self.form.n) < self.form.bits * self.form.k * self.form.n
 
     def assign(
-        self, specs: Sequence[list[Axes]], out_spec: list[Axes], mesh_shape: Mapping[str, int]
+        self, specs: Sequence[list[Axes]], out_spec: list[Axes], mesh_shape: Mapping[str, int], peers: int = 0
     ) -> tuple[dict[str, Axes], Sums]:
         """The mesh axes of each factor of the operands, of shardings of the operands and of the result; and what then
         makes the result.
@@ -112,10 +112,8 @@ class _Call:
         wishes += [(self.out[-1], out_spec[-1]), (self.contracted, x[-1])]
         for factor, wanted in wishes:
             take(factor, wanted)
-        sums = Sums.of(
-            axes[self.contracted], out_spec[:-1], [self.sizes[factor] for factor in self.out[:-1]], mesh_shape
-        )
-        return axes, sums
+        sizes = [self.sizes[factor] for factor in self.out[:-1]]
+        return axes, Sums.of(axes[self.contracted], out_spec[:-1], sizes, mesh_shape, peers)
 
     def shard(self, axes: dict[str, Axes], mesh_shape: Mapping[str, int]) -> tuple[int, int]:
         """K and N of one device."""
@@ -137,29 +135,24 @@ class _Call:
 # --- automatic axes ---------------------------------------------------------------------------------------------------
 
 
-def _sharding_rule(
-    form: Form, kernel: str | None, by_peers: bool, mesh: Any, operand_types: Any, result_types: Any
-) -> Any:
+def _sharding_rule(form: Form, kernel: str | None, peers: int, mesh: Any, operand_types: Any, result_types: Any) -> Any:
     call = _Call.of([tuple(t.shape) for t in operand_types], form)
     rule = f"{', '.join(' '.join(factors) for factors in call.operands)} -> {' '.join(call.out)}"
     whole = ("p",) if call.groups > 1 else ("p", "g")
     return rule, {"reduction_factors": (call.contracted,), "need_replication_factors": whole}
 
 
-def _partition(
-    form: Form, kernel: str | None, by_peers: bool, mesh: Any, operand_shapes: Any, result_shape: Any
-) -> Any:
+def _partition(form: Form, kernel: str | None, peers: int, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
     call = _Call.of([x.shape for x in operand_shapes], form)
     specs = [padded_spec(x.sharding, len(x.shape)) for x in operand_shapes]
-    axes, sums = call.assign(specs, padded_spec(result_shape.sharding, len(call.out)), mesh.shape)
-    sums = replace(sums, by_peers=by_peers)
+    axes, sums = call.assign(specs, padded_spec(result_shape.sharding, len(call.out)), mesh.shape, peers)
     local = functools.partial(call.local, axes=axes, sums=sums, mesh_shape=dict(mesh.shape), kernel=kernel)
     operands = tuple(NamedSharding(mesh, spec_of(factors, axes)) for factors in call.operands)
     return mesh, local, NamedSharding(mesh, of_result(call.out, axes, sums)), operands
 
 
 @functools.partial(custom_partitioning, static_argnums=(0, 1, 2))
-def _partitioned(form: Form, kernel: str | None, by_peers: bool, *operands: Any) -> Any:
+def _partitioned(form: Form, kernel: str | None, peers: int, *operands: Any) -> Any:
     return multiply(*operands, form=form, kernel=kernel)
 
 
@@ -168,7 +161,7 @@ _partitioned.def_partition(partition=_partition, sharding_rule=_sharding_rule)
 # --- explicit axes ----------------------------------------------------------------------------------------------------
 
 
-def _explicit_axes(call: _Call, avals: Sequence[Any], mesh: Any) -> tuple[dict[str, Axes], Sums]:
+def _explicit_axes(call: _Call, avals: Sequence[Any], mesh: Any, peers: int = 0) -> tuple[dict[str, Axes], Sums]:
     specs = [padded_spec(x.sharding, x.ndim) for x in avals]
     x, packed, scales = specs[:3]
     batch = packed[:-3]
@@ -186,7 +179,7 @@ def _explicit_axes(call: _Call, avals: Sequence[Any], mesh: Any) -> tuple[dict[s
             f"mesh axis {both[0]!r} splits x and the columns of the quantised weights, so that the result would be "
             "split twice over it: jax.reshard one of them"
         )
-    return call.assign(specs, [*rows, columns], mesh.shape)
+    return call.assign(specs, [*rows, columns], mesh.shape, peers)
 
 
 def mixed_aval(*operands: Any, form: Form, kernel: str | None) -> Any:
@@ -219,12 +212,12 @@ def _explicit(*operands: Any, form: Form, kernel: str | None) -> Any:
     avals = [jax.typeof(x) for x in operands]
     mesh = mesh_of(*(x.sharding for x in avals), form.out_sharding)
     call = _Call.of([x.shape for x in avals], form)
+    peers = _peer_sums.most_gpus()
     if form.out_sharding is None:
-        axes, sums = _explicit_axes(call, avals, mesh)
+        axes, sums = _explicit_axes(call, avals, mesh, peers)
     else:
         specs = [padded_spec(x.sharding, x.ndim) for x in avals]
-        axes, sums = call.assign(specs, padded_spec(form.out_sharding, len(call.out)), mesh.shape)
-    sums = replace(sums, by_peers=_peer_sums.wanted())
+        axes, sums = call.assign(specs, padded_spec(form.out_sharding, len(call.out)), mesh.shape, peers)
     local = functools.partial(call.local, axes=axes, sums=sums, mesh_shape=dict(mesh.shape), kernel=kernel)
     in_specs = [spec_of(factors, axes) for factors in call.operands]
     made = of_result(call.out, axes, sums)
@@ -292,7 +285,8 @@ def dequantize_explicit(matrix: QuantizedMatrix, dtype: Any) -> jax.Array:
 _lower_local = mlir.lower_fun(multiply, multiple_results=False)
 _lower_explicit = mlir.lower_fun(_explicit, multiple_results=False)
 _lower_automatic = mlir.lower_fun(
-    lambda *operands, form, kernel: _partitioned(form, kernel, _peer_sums.wanted(), *operands), multiple_results=False
+    lambda *operands, form, kernel: _partitioned(form, kernel, _peer_sums.most_gpus(), *operands),
+    multiple_results=False,
 )
 
 

@@ -41,8 +41,8 @@ def options(*, install: bool | None = None, tuning: str | None = None, peer_sums
         for what the block around, or the environment variable ``JAXGEMM_TUNING``, says.
       peer_sums: whether the parts of a product whose K is split over all GPUs of a program are added up by a kernel of
         jaxgemm's own, where they are few and the GPUs reach each other's memory, or by XLA's all-reduce
-        (docs/sharding.md). True for such sums of ``jax.lax.psum``, too. None for what the block around says; where none
-        does, of products only.
+        (docs/sharding.md). True for such sums of ``jax.lax.psum``, too, and over up to eight GPUs. None for what the
+        block around says; where none does, of products over two.
 
     Returns:
       A context manager.

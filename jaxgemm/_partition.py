@@ -70,23 +70,26 @@ class Sums:
       over: mesh axes over which they are added up, and all devices have the result.
       scattered: (dimension of the result, mesh axes, devices along them): they are added up, and each device has its
         part of that dimension.
-      by_peers: whether GPUs may do so by themselves (_peer_sums.py).
+      peers: how many GPUs at most may add up by themselves (_peer_sums.py).
     """
 
     over: Axes = ()
     scattered: tuple[tuple[int, Axes, int], ...] = ()
-    by_peers: bool = False
+    peers: int = 0
 
     @property
     def none(self) -> bool:
         return not self.over and not self.scattered
 
     @staticmethod
-    def of(of_k: Axes, wanted: Sequence[Axes], shape: Sequence[int], mesh_shape: Mapping[str, int]) -> "Sums":
+    def of(
+        of_k: Axes, wanted: Sequence[Axes], shape: Sequence[int], mesh_shape: Mapping[str, int], peers: int
+    ) -> "Sums":
         """Of the axes that split K, and those that are wanted to split the dimensions of the result of that shape."""
         lasts = [scattered_axes(entry, of_k, size, mesh_shape) for entry, size in zip(wanted, shape, strict=True)]
         scattered = ((i, last, devices(last, mesh_shape)) for i, last in enumerate(lasts) if last)
-        return Sums(tuple(axis for axis in of_k if not any(axis in last for last in lasts)), tuple(scattered))
+        over = tuple(axis for axis in of_k if not any(axis in last for last in lasts))
+        return Sums(over, tuple(scattered), peers)
 
 
 def scattered_axes(entry: Axes, of_k: Container[str], size: int, mesh_shape: Mapping[str, int]) -> Axes:
@@ -129,6 +132,7 @@ class _Product:
     out: _Array
     contracted: list[str]
     mesh_shape: Mapping[str, int]
+    peers: int
 
     def _of_k(self, factor: str) -> Axes:
         """The axes that split a contracted dimension.
@@ -171,7 +175,7 @@ class _Product:
         for factor, entry in zip(self.out.factors, self.out.spec, strict=True):
             if not entry:
                 take(factor, self._own(factor))
-        return axes, Sums.of(split, self.out.spec, self.out.shape, self.mesh_shape)
+        return axes, Sums.of(split, self.out.spec, self.out.shape, self.mesh_shape, self.peers)
 
     def _both_have(self, factor: str, axis: str) -> bool:
         return axis in self.lhs.axes_of(factor) and axis in self.rhs.axes_of(factor)
@@ -234,8 +238,8 @@ def _lower_add_up(ctx: Any, x: Any, *, sums: Sums) -> Any:
 
 def _lower_add_up_on_gpus(ctx: Any, x: Any, *, sums: Sums) -> Any:
     (aval,) = ctx.avals_in
-    peers = _peer_sums.gpus(ctx, sums.over, aval) if sums.by_peers and not sums.scattered else None
-    return _lower_add_up(ctx, x, sums=sums) if peers is None else _peer_sums.lower(ctx, x, peers)
+    gpus = None if sums.scattered else _peer_sums.gpus(ctx, sums.over, aval, sums.peers)
+    return _lower_add_up(ctx, x, sums=sums) if gpus is None else _peer_sums.lower(ctx, x, gpus)
 
 
 mlir.register_lowering(_add_up_p, _lower_add_up)
@@ -244,7 +248,7 @@ mlir.register_lowering(_add_up_p, _lower_add_up_on_gpus, platform="cuda")
 # --- automatic axes ---------------------------------------------------------------------------------------------------
 
 
-def _sharding_rule(params: Any, by_peers: bool, mesh: Any, operand_types: Any, result_types: Any) -> Any:
+def _sharding_rule(params: Any, peers: int, mesh: Any, operand_types: Any, result_types: Any) -> Any:
     lhs_ndim, rhs_ndim = (len(t.shape) for t in operand_types)
     lhs, rhs, out, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
     rule = f"{' '.join(lhs)}, {' '.join(rhs)} -> {' '.join(out)}"
@@ -252,22 +256,21 @@ def _sharding_rule(params: Any, by_peers: bool, mesh: Any, operand_types: Any, r
     return (rule, {"reduction_factors": tuple(sorted(contracted, key=lhs.index))}) if contracted else rule
 
 
-def _partition(params: Any, by_peers: bool, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
+def _partition(params: Any, peers: int, mesh: Any, operand_shapes: Any, result_shape: Any) -> Any:
     lhs_ndim, rhs_ndim = (len(x.shape) for x in operand_shapes)
     *factors, contracted = _factors(dict(params)["dimension_numbers"], lhs_ndim, rhs_ndim)
     lhs, rhs, out = (
         _Array(names, padded_spec(x.sharding, len(names)), x.shape)
         for names, x in zip(factors, (*operand_shapes, result_shape), strict=True)
     )
-    axes, sums = _Product(lhs, rhs, out, contracted, mesh.shape).assign(operands_move=False)
-    sums = dataclasses.replace(sums, by_peers=by_peers)
+    axes, sums = _Product(lhs, rhs, out, contracted, mesh.shape, peers).assign(operands_move=False)
     local = functools.partial(_local_product, sums=sums, params=dict(params))
     operands = tuple(NamedSharding(mesh, spec_of(x.factors, axes)) for x in (lhs, rhs))
     return mesh, local, NamedSharding(mesh, of_result(out.factors, axes, sums)), operands
 
 
 @functools.partial(custom_partitioning, static_argnums=(2, 3))
-def _partitioned(lhs: Any, rhs: Any, params: Any, by_peers: bool) -> Any:
+def _partitioned(lhs: Any, rhs: Any, params: Any, peers: int) -> Any:
     return local_gemm_p.bind(lhs, rhs, **_PLAIN, **dict(params))
 
 
@@ -293,13 +296,13 @@ def _explicit(lhs: Any, rhs: Any, **params: Any) -> Any:
         left, right, out = (
             _Array(names, padded_spec(x.sharding, x.ndim), x.shape) for names, x in zip(factors, avals, strict=True)
         )
-        axes, sums = _Product(left, right, out, contracted, mesh.shape).assign(operands_move=True)
+        product = _Product(left, right, out, contracted, mesh.shape, _peer_sums.most_gpus())
+        axes, sums = product.assign(operands_move=True)
         in_specs = spec_of(left.factors, axes), spec_of(right.factors, axes)
         placed = (
             x if padded_spec(NamedSharding(mesh, wanted), x.ndim) == have.spec else jax.reshard(x, wanted)
             for x, have, wanted in zip((lhs, rhs), (left, right), in_specs, strict=True)
         )
-        sums = dataclasses.replace(sums, by_peers=_peer_sums.wanted())
         local = functools.partial(_local_product, sums=sums, params=params)
         made = of_result(out.factors, axes, sums)
         result = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=made, check_vma=False)(*placed)
@@ -312,7 +315,7 @@ _lower_explicit = mlir.lower_fun(_explicit, multiple_results=False)
 
 def _automatic(lhs: Any, rhs: Any, **params: Any) -> Any:
     mesh = mesh_of(jax.typeof(lhs).sharding, jax.typeof(rhs).sharding)
-    out = _partitioned(lhs, rhs, tuple(sorted(params.items())), _peer_sums.wanted())
+    out = _partitioned(lhs, rhs, tuple(sorted(params.items())), _peer_sums.most_gpus())
     if mesh.empty:
         return out
     # Leaves every dimension as it is, and has no unreduced axes. Without it, where the automatic axes are those of an

@@ -15,10 +15,14 @@ from jax.interpreters import mlir
 from jaxgemm import _compat, _options
 from jaxgemm._native import PEER_SUM_TARGET, _core
 
+RUN_ON = 2
+"""GPUs that the kernel has added up on. Sums over more, which the emulator alone has executed, are to be asked for."""
+_ANY = 1 << 30
 
-def wanted() -> bool:
-    """Whether the options that hold here leave sums to the kernel."""
-    return _options.current().peer_sums is not False
+
+def most_gpus() -> int:
+    """Over how many GPUs at most the options that hold here leave sums to the kernel."""
+    return {False: 0, True: _ANY, None: RUN_ON}[_options.current().peer_sums]
 
 
 @functools.lru_cache
@@ -26,7 +30,7 @@ def _reach(ordinals: tuple[int, ...]) -> bool:
     return _core.peers_reach(list(ordinals))
 
 
-def gpus(ctx: Any, axes: Collection[str], aval: Any) -> list[int] | None:
+def gpus(ctx: Any, axes: Collection[str], aval: Any, most: int) -> list[int] | None:
     """CUDA's numbers of the GPUs that add up parts of this shape over mesh axes, if the kernel can.
 
     They have to be all devices of the program: then the order in which it has them does not matter, of which a compiled
@@ -36,9 +40,10 @@ def gpus(ctx: Any, axes: Collection[str], aval: Any) -> list[int] | None:
       ctx: the context of a lowering rule, of one device's program.
       axes: mesh axes to add up over.
       aval: a part.
+      most: GPUs that may do so, of :func:`most_gpus`.
     """
     mesh = _compat.concrete_mesh(ctx)
-    if mesh is None or not _compat.static_sizes(aval.shape) or _compat.is_export(ctx):
+    if mesh is None or mesh.size > most or not _compat.static_sizes(aval.shape) or _compat.is_export(ctx):
         return None
     if any(size > 1 and name not in axes for name, size in mesh.shape.items()):
         return None
@@ -75,7 +80,7 @@ def register() -> None:
 def _lower_psum(own: Callable[..., Any], ctx: Any, *xs: Any, axes: Any, **params: Any) -> Any:
     whole = params.get("axis_index_groups") is None and all(isinstance(axis, str) for axis in axes)
     if _options.current().peer_sums is True and whole and len(xs) == 1:
-        ordinals = gpus(ctx, axes, ctx.avals_in[0])
+        ordinals = gpus(ctx, axes, ctx.avals_in[0], _ANY)
         if ordinals is not None:
             return lower(ctx, xs[0], ordinals)
     return own(ctx, *xs, axes=axes, **params)

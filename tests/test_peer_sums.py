@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgemm
-from jaxgemm import _peer_sums
+from jaxgemm import _mixed_partition, _partition, _peer_sums
 from jaxgemm._native import PEER_SUM_TARGET, _core
 from jaxgemm._partition import Sums, add_up
 
@@ -57,7 +58,7 @@ FEW = jax.ShapeDtypeStruct((2, 64), jnp.bfloat16)
     ids=str,
 )
 def test_which_sums_are_ours(x: Any, mesh: tuple[int, ...], axes: tuple[str, ...], ours: bool) -> None:
-    text = lowered(x, mesh_of(*mesh), Sums(over=axes, by_peers=True))
+    text = lowered(x, mesh_of(*mesh), Sums(over=axes, peers=8))
     assert (PEER_SUM_TARGET in text, "all_reduce" in text) == (ours, not ours)
 
 
@@ -65,13 +66,13 @@ def test_which_sums_are_ours(x: Any, mesh: tuple[int, ...], axes: tuple[str, ...
 def test_all_devices_are_named_in_one_order() -> None:
     devices = jax.devices("cpu")[:4]
     for order in (devices, devices[::-1]):
-        text = lowered(FEW, Mesh(np.array(order), ("x",)), Sums(over=("x",), by_peers=True))
+        text = lowered(FEW, Mesh(np.array(order), ("x",)), Sums(over=("x",), peers=8))
         assert "devices = dense<[0, 1, 2, 3]> : tensor<4xi64>" in text
 
 
 @pytest.mark.usefixtures("reaching")
 def test_sums_that_are_scattered_are_left_to_xla() -> None:
-    text = lowered(FEW, mesh_of(2), Sums(over=(), scattered=((0, ("x",), 2),), by_peers=True))
+    text = lowered(FEW, mesh_of(2), Sums(over=(), scattered=((0, ("x",), 2),), peers=8))
     assert PEER_SUM_TARGET not in text
 
 
@@ -122,15 +123,52 @@ def test_other_sums_of_jax_stay() -> None:
 def test_gpus_that_do_not_reach_each_other() -> None:
     """Here there are none."""
     assert not _core.peers_reach([0, 1])
-    assert PEER_SUM_TARGET not in lowered(FEW, mesh_of(2), Sums(over=("x",), by_peers=True))
+    assert PEER_SUM_TARGET not in lowered(FEW, mesh_of(2), Sums(over=("x",), peers=8))
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(("count", "setting", "ours"), [
+    (2, None, True), (2, False, False), (2, True, True), (4, None, False), (4, False, False), (4, True, True),
+])  # fmt: skip
+def test_of_how_many_gpus_products_are_ours(
+    monkeypatch: pytest.MonkeyPatch, count: int, setting: bool | None, ours: bool, kind: Any, quantised: bool
+) -> None:
+    """By default those over as many as the kernel was run on; as the options say where a program is lowered, though XLA
+    splits it later where axes are automatic.
+    """
+    mesh = Mesh(np.array(jax.devices("cpu")[:count]), ("x",), axis_types=(kind,))
+    weights = jnp.ones((512, 32), jnp.bfloat16)
+    rhs = jaxgemm.quantize(weights, bits=4, group_size=128) if quantised else weights
+    specs = rhs.specs(P("x", None)) if isinstance(rhs, jaxgemm.QuantizedMatrix) else P("x", None)
+
+    def put(array: Any, spec: P) -> Any:
+        return jax.device_put(array, NamedSharding(mesh, spec))
+
+    lhs, rhs = put(jnp.ones((2, 512), jnp.bfloat16), P(None, "x")), jax.tree.map(put, rhs, specs)
+    explicit = kind == AxisType.Explicit
+    product = functools.partial(jaxgemm.matmul, out_sharding=P(None, None) if explicit else None)
+    asked: list[int] = []
+
+    def recorded(x: Any, sums: Sums) -> Any:
+        asked.append(sums.peers)
+        return add_up(x, sums)
+
+    for module in (_partition, _mixed_partition):
+        monkeypatch.setattr(module, "add_up", recorded)
+    with jax.set_mesh(mesh):
+        with jaxgemm.options(peer_sums=setting):
+            lowered = jax.jit(product).lower(lhs, rhs)
+        assert "all-reduce" in lowered.compile().as_text()
+    assert asked and all((most >= count) == ours for most in asked)
 
 
 def test_the_option() -> None:
-    assert _peer_sums.wanted()
+    assert _peer_sums.most_gpus() == 2
     with jaxgemm.options(peer_sums=False):
-        assert not _peer_sums.wanted()
+        assert _peer_sums.most_gpus() == 0
         with jaxgemm.options(peer_sums=True):
-            assert _peer_sums.wanted()
+            assert _peer_sums.most_gpus() >= 8
     with pytest.raises(TypeError, match="peer_sums='no' is not True, False or None"), jaxgemm.options(peer_sums="no"):  # type: ignore[arg-type]
         pass
 

@@ -27,7 +27,7 @@ from tests.several_gpus.program import compiled
 pytestmark = pytest.mark.several_gpus
 
 AXIS = "model"
-BY_PEERS = Sums(over=(AXIS,), by_peers=True)
+BY_PEERS = Sums(over=(AXIS,), peers=8)
 
 
 def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
@@ -167,7 +167,7 @@ def test_programs_of_several_threads(devices: list[jax.Device]) -> None:
 
 
 def test_the_option(devices: list[jax.Device]) -> None:
-    """By default our kernel adds up, without it XLA's all-reduce does, also where it is compiled later."""
+    """Our kernel adds up, by default over two GPUs, else XLA's all-reduce; also where it is compiled later."""
     mesh = mesh_of(devices)
     x = jax.device_put(jnp.ones((4, 256), jnp.bfloat16), NamedSharding(mesh, P(None, AXIS)))
     w = jax.device_put(jnp.ones((256, 64), jnp.bfloat16), NamedSharding(mesh, P(AXIS, None)))
@@ -180,10 +180,15 @@ def test_the_option(devices: list[jax.Device]) -> None:
         with jaxgemm.options(peer_sums=False):
             lowered = function.lower(*operands)
         assert "all-reduce" in lowered.compile().as_text()
-        assert PEER_SUM_TARGET in function.lower(*operands).compile().as_text()
+        by_default = function.lower(*operands).compile().as_text()
+        assert (PEER_SUM_TARGET in by_default) == (len(devices) == 2)
+        with jaxgemm.options(peer_sums=True):
+            lowered = function.lower(*operands)
+        assert PEER_SUM_TARGET in lowered.compile().as_text()
         with jaxgemm.options(peer_sums=False):
             expected = function(*operands)
-        assert_equal_bits(function(*operands), expected, "a product")
+        with jaxgemm.options(peer_sums=True):
+            assert_equal_bits(function(*operands), expected, "a product")
 
 
 def test_sums_of_jax(devices: list[jax.Device]) -> None:
@@ -217,7 +222,8 @@ def layers(x, w, v):
     return x
 x = put(np.ones((8, 512), np.float16))
 w, v = put(np.ones((512, 1024), np.float16) / 512, None, "model"), put(np.ones((1024, 512), np.float16), "model", None)
-print("RESULT", float(jax.jit(layers, out_shardings=NamedSharding(mesh, P()))(x, w, v).sum()))
+with jaxgemm.options(peer_sums=True):
+    print("RESULT", float(jax.jit(layers, out_shardings=NamedSharding(mesh, P()))(x, w, v).sum()))
 """
 
 
