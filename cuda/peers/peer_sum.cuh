@@ -22,8 +22,8 @@ inline constexpr int kPacketBytes = 8, kPeerThreads = 64, kMostPeerCtas = 512;
 // cannot be two ahead: for that it would need the other one's packets of the sum between.
 struct Peers {
   ptx::FlaggedPair* slots[kMostPeers];  // of each GPU: [turn][sender][packet]
-  const ptx::FlaggedPair* own_slots;
-  uint32_t* sums_of_cta;  // of this one: in how many sums each CTA has taken part
+  const ptx::FlaggedPair* own_slots;    // slots[rank]: an index that is not a constant would move the array to memory
+  uint32_t* sums_of_cta;                // of this one: in how many sums each CTA has taken part
   int count, rank;
   int packets;  // that a sender has slots for
 };

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxgemm
+from jaxgemm import formats
 from jaxgemm._native import MIXED_TARGET, _core
 from tests.gpu.mixed import (
     FAMILIES,
@@ -435,6 +436,23 @@ def test_the_choice_is_that_of_select(m: int, rng: np.random.Generator) -> None:
     assert mixed_error_ratio(out, x, weights, rounding_of(MIXED_INFO[chosen], DTYPE, weights)) <= 1
     assert np.asarray(jaxgemm.matmul(x, matrix)).tobytes() == out.tobytes()
     assert np.asarray(jnp.asarray(x) @ matrix).tobytes() == out.tobytes()
+
+
+def test_joined_columns(rng: np.random.Generator) -> None:
+    """One product for three: of small integers, so that all sums are exact, whatever kernels they are of."""
+    k, widths = 1024, (2048, 256, 256)
+    ones = [jnp.ones((k // 128, n), jnp.bfloat16) for n in widths]
+    matrices = [
+        formats.from_codes(rng.integers(0, 16, (k, n), np.uint8), scales, bits=4, group_size=128)
+        for n, scales in zip(widths, ones, strict=True)
+    ]
+    joined = jaxgemm.join_columns(matrices, 2)
+    for m in (1, 16, 64):
+        x = jnp.array(rng.integers(-4, 5, (m, k)), jnp.bfloat16)
+        found = jax.jit(lambda x, w: jaxgemm.split_columns(jaxgemm.matmul(x, w), widths, 2))(x, joined)
+        for out, w in zip(found, matrices, strict=True):
+            exact = np.asarray(x, np.float64) @ np.asarray(w.dequantize(jnp.float32), np.float64)
+            assert_equal(np.asarray(out), rounded(exact, "bfloat16"), f"{m} tokens, N={w.n}")
 
 
 def test_symbolic_tokens(rng: np.random.Generator) -> None:
