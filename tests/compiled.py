@@ -22,6 +22,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax import lax
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -167,3 +169,29 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
         return out, transposed(cotangent)
 
     return both
+
+
+LAYOUTS = {"NN": ((1,), (0,)), "NT": ((1,), (1,)), "TN": ((0,), (0,)), "TT": ((0,), (1,))}
+LAYERS, SQUARE = 8, 512 * 512
+
+needs_compiler = pytest.mark.skipif(
+    not can_compile(), reason="needs a CUDA GPU, or JAX's plugin for it and JAX_PLATFORMS=cpu"
+)
+
+
+def dot(layout: str, **params: Any) -> Callable[..., Any]:
+    return functools.partial(jaxgemm.dot_general, dimension_numbers=(LAYOUTS[layout], ((), ())), **params)
+
+
+def layers(function: Callable[..., Any], **params: Any) -> Callable[..., Any]:
+    """A scan over stacked weights: function(x, weights of a layer) is x of the next one."""
+    return lambda weights, x: lax.scan(lambda x, w: (function(x, w), None), x, weights, **params)[0]
+
+
+def block(x: Any, w: Any) -> Any:
+    return jaxgemm.matmul(jaxgemm.matmul(x, w[0], activation="gelu"), w[1])
+
+
+def copies(program: Program) -> list[str]:
+    """What moves the weights of a layer, packed ones as well; not the zeros into which gradients are written."""
+    return [line for line in program.others(SQUARE // 2) if " fusion()" not in line]

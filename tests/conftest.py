@@ -103,6 +103,13 @@ def few_programs() -> Iterator[None]:
 
 
 @pytest.fixture
+def for_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are chosen for an H200."""
+    for module in ("_lowering", "_mixed_lowering"):
+        monkeypatch.setattr(f"jaxgemm.{module}.target_sm", lambda: 90)
+
+
+@pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers, the same in every run of one test and different between tests."""
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))

@@ -5,9 +5,7 @@ These tests need JAX's CUDA plugin, not CUDA: tests/compiled.py says how.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,30 +14,28 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.experimental import compute_on
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import jaxgemm
 from jaxgemm._native import GEMM_TARGET, MIXED_TARGET
-from tests.compiled import OPTIONS, Program, bf16, can_compile, compiled, mesh_of, on_mesh, quantized, with_gradients
+from tests.compiled import (
+    LAYERS,
+    LAYOUTS,
+    OPTIONS,
+    bf16,
+    block,
+    compiled,
+    copies,
+    dot,
+    layers,
+    mesh_of,
+    needs_compiler,
+    on_mesh,
+    quantized,
+    with_gradients,
+)
 from tests.helpers import struct
 
-pytestmark = pytest.mark.skipif(
-    not can_compile(), reason="needs a CUDA GPU, or JAX's plugin for it and JAX_PLATFORMS=cpu"
-)
-
-LAYOUTS = {"NN": ((1,), (0,)), "NT": ((1,), (1,)), "TN": ((0,), (0,)), "TT": ((0,), (1,))}
-LAYERS = 8
-
-
-@pytest.fixture(autouse=True)
-def for_h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("_lowering", "_mixed_lowering"):
-        monkeypatch.setattr(f"jaxgemm.{module}.target_sm", lambda: 90)
-
-
-def dot(layout: str, **params: Any) -> Callable[..., Any]:
-    return functools.partial(jaxgemm.dot_general, dimension_numbers=(LAYOUTS[layout], ((), ())), **params)
+pytestmark = [needs_compiler, pytest.mark.usefixtures("for_h200")]
 
 
 def operands(layout: str, m: int, n: int, k: int, dtype: Any = jnp.bfloat16) -> tuple[Any, Any]:
@@ -196,17 +192,8 @@ def test_a_product_with_quantised_weights_is_one_call(x: tuple[int, ...], w: tup
 # --- loops over layers ------------------------------------------------------------------------------------------------
 
 
-def layers(function: Callable[..., Any], **params: Any) -> Callable[..., Any]:
-    """A scan over stacked weights: function(x, weights of a layer) is x of the next one."""
-    return lambda weights, x: lax.scan(lambda x, w: (function(x, w), None), x, weights, **params)[0]
-
-
 def stacked(*shape: int) -> Any:
     return bf16((LAYERS, *shape))
-
-
-def block(x: Any, w: Any) -> Any:
-    return jaxgemm.matmul(jaxgemm.matmul(x, w[0], activation="gelu"), w[1])
 
 
 def biased_block(x: Any, w: Any) -> Any:
@@ -217,7 +204,6 @@ def tanh_block(x: Any, w: Any) -> Any:
     return jnp.tanh(jaxgemm.matmul(jnp.tanh(jaxgemm.matmul(x, w[0])), w[1]))
 
 
-SQUARE = 512 * 512
 PAIR = stacked(512, 1024), stacked(1024, 512)
 EXPERTS = functools.partial(jaxgemm.einsum, "ecd,edf->ecf")
 LOOPS: dict[str, tuple[Callable[..., Any], Any, tuple[int, ...], int]] = {
@@ -248,11 +234,6 @@ QUANTISED_LOOPS: dict[str, tuple[Callable[..., Any], Any, tuple[int, ...], int]]
         2,
     ),
 }
-
-
-def copies(program: Program) -> list[str]:
-    """What moves the weights of a layer, packed ones as well; not the zeros into which gradients are written."""
-    return [line for line in program.others(SQUARE // 2) if " fusion()" not in line]
 
 
 @pytest.mark.parametrize("name", list(LOOPS))
@@ -319,169 +300,27 @@ def test_what_of_layers_is_copied(function: Callable[..., Any], more: tuple[Any,
     assert copies(compiled(function, stacked(512, 512), bf16((16, 512)), *more))
 
 
-# --- several devices --------------------------------------------------------------------------------------------------
+# --- one product for several of the same x ----------------------------------------------------------------------------
 
 
-def call_shapes(program: Program) -> list[str]:
-    """The first result of every call."""
-    return [re.findall(r" = \(?(\w+\[[\d,]*\])", line)[0] for line in program.calls]
+@pytest.mark.parametrize("m", [1, 16])
+def test_results_that_are_taken_apart_are_not_copied(m: int) -> None:
+    """A fusion between two products reads queries, keys and values where the first one left them."""
+    heads, kv_heads, size, parts = 8, 2, 64, 2
+    widths = (heads * size, kv_heads * size, kv_heads * size)
 
+    def attention(x: Any, qkv: Any, out: Any) -> Any:
+        query, key, value = jaxgemm.split_columns(jaxgemm.matmul(x, qkv), widths, parts)
+        grouped = query.reshape(m, kv_heads, -1, size)
+        mixed = grouped + (key + value).reshape(m, kv_heads, 1, size)
+        return jaxgemm.matmul(mixed.reshape(m, -1), out)
 
-def replicated(mesh: Mesh, x: Any) -> Any:
-    return lax.with_sharding_constraint(x, NamedSharding(mesh, P()))
+    def mlp(x: Any, gate_up: Any, down: Any) -> Any:
+        gate, up = jaxgemm.split_columns(jaxgemm.matmul(x, gate_up), (1024, 1024), parts)
+        return jaxgemm.matmul(jax.nn.silu(gate) * up, down)
 
-
-KINDS = [AxisType.Auto, AxisType.Explicit]
-SUMMED = {"all-reduce": 1}
-# (spec of lhs, of rhs, of the result, shape of the call, collectives) of (64, 512) times (512, 1024) on two devices.
-SHARDED = {
-    "rows": (P("x"), P(), P("x"), "bf16[32,1024]", {}),
-    "columns": (P(), P(None, "x"), P(None, "x"), "bf16[64,512]", {}),
-    "contracted": (P(None, "x"), P("x"), P(), "bf16[64,1024]", SUMMED),
-    "contracted, rows wanted": (P(None, "x"), P("x"), P("x"), "bf16[64,1024]", {"reduce-scatter": 1}),
-    # XLA scatters rows: columns become rows before, and columns again.
-    "contracted, columns wanted": (
-        P(None, "x"),
-        P("x"),
-        P(None, "x"),
-        "bf16[64,1024]",
-        {"reduce-scatter": 1, "fusion": 2},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=["auto", "explicit"])
-@pytest.mark.parametrize("name", list(SHARDED))
-def test_two_devices_exchange_what_they_must(name: str, kind: AxisType) -> None:
-    lhs, rhs, out, shape, collectives = SHARDED[name]
-    mesh = mesh_of((2,), ("x",), kind)
-
-    def function(x: Any, w: Any) -> Any:
-        if kind == AxisType.Explicit:
-            return dot("NN", out_sharding=NamedSharding(mesh, out))(x, w)
-        return lax.with_sharding_constraint(dot("NN")(x, w), NamedSharding(mesh, out))
-
-    with jax.set_mesh(mesh):
-        program = compiled(function, on_mesh(mesh, bf16((64, 512)), lhs), on_mesh(mesh, bf16((512, 1024)), rhs))
-    assert program.launches == {GEMM_TARGET: 1} | collectives
-    assert call_shapes(program) == [shape]
-
-
-def two_by_two(mesh: Mesh) -> tuple[Any, Any, Any]:
-    return (
-        on_mesh(mesh, bf16((64, 512)), P("data")),
-        on_mesh(mesh, bf16((512, 1024)), P(None, "model")),
-        on_mesh(mesh, bf16((1024, 512)), P("model")),
-    )
-
-
-def test_a_block_on_four_devices() -> None:
-    mesh = mesh_of((2, 2), ("data", "model"))
-
-    def function(x: Any, up: Any, down: Any) -> Any:
-        out = jaxgemm.matmul(jaxgemm.matmul(x, up), down)
-        return lax.with_sharding_constraint(out, NamedSharding(mesh, P("data")))
-
-    with jax.set_mesh(mesh):
-        program = compiled(function, *two_by_two(mesh))
-    assert program.launches == {GEMM_TARGET: 2, "all-reduce": 1}
-    assert sorted(call_shapes(program)) == ["bf16[32,512]", "bf16[32,512]"]
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=["auto", "explicit"])
-@pytest.mark.parametrize("form", ["bfloat16", "int4"])
-def test_tokens_that_are_split_between_blocks(form: str, kind: AxisType) -> None:
-    mesh = mesh_of((2,), ("model",), kind)
-    x, up, down = bf16((64, 512)), bf16((512, 1024)), bf16((1024, 512))
-    if form == "int4":
-        up, down = quantized(512, 1024), quantized(1024, 512)
-
-    def function(x: Any, up: Any, down: Any) -> Any:
-        if kind == AxisType.Explicit:
-            return jaxgemm.matmul(jaxgemm.matmul(jax.reshard(x, P()), up), down, out_sharding=P("model"))
-        out = jaxgemm.matmul(jaxgemm.matmul(replicated(mesh, x), up), down)
-        return lax.with_sharding_constraint(out, NamedSharding(mesh, P("model")))
-
-    def placed(tree: Any, spec: P) -> Any:
-        if not isinstance(tree, jaxgemm.QuantizedMatrix):
-            return on_mesh(mesh, tree, spec)
-        return jax.tree.map(functools.partial(on_mesh, mesh), tree, tree.specs(spec))
-
-    with jax.set_mesh(mesh):
-        program = compiled(
-            function, on_mesh(mesh, x, P("model")), placed(up, P(None, "model")), placed(down, P("model", None))
-        )
-    target = MIXED_TARGET if form == "int4" else GEMM_TARGET
-    assert program.launches == {target: 2, "all-gather": 1, "reduce-scatter": 1}
-
-
-def test_shard_map_keeps_the_epilogue() -> None:
-    mesh = mesh_of((2, 2), ("data", "model"))
-    specs = P("data"), P(None, "model"), P("model")
-
-    @functools.partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=P("data"))
-    def function(x: Any, up: Any, down: Any) -> Any:
-        return lax.psum(block(x, (up, down)), "model")
-
-    program = compiled(function, *two_by_two(mesh))
-    assert program.launches == {GEMM_TARGET: 2, "all-reduce": 1}
-    assert sorted(call_shapes(program)) == ["bf16[32,512]", "bf16[32,512]"]
-    assert sum('activation = "gelu_tanh"' in line for line in program.calls) == 1
-
-
-def test_automatic_axes_leave_the_epilogue_to_xla() -> None:
-    mesh = mesh_of((2,), ("model",))
-    weights = on_mesh(mesh, bf16((512, 1024)), P(None, "model")), on_mesh(mesh, bf16((1024, 512)), P("model"))
-    with jax.set_mesh(mesh):
-        program = compiled(lambda x, *w: replicated(mesh, block(x, w)), on_mesh(mesh, bf16((64, 512))), *weights)
-    assert program.launches == {GEMM_TARGET: 2, "fusion": 1, "all-reduce": 1}
-    assert sorted(call_shapes(program)) == ["bf16[64,512]", "f32[64,512]"], "the activation is that of the accumulator"
-
-
-@pytest.mark.parametrize(
-    ("x", "w", "g", "shapes", "collectives"),
-    [
-        (P("x"), P(), P("x"), ["bf16[32,512]", "bf16[512,1024]"], SUMMED),  # of dw
-        (P(), P(None, "x"), P(None, "x"), ["bf16[512,512]", "bf16[64,512]"], SUMMED),  # of dx
-        (P(None, "x"), P("x"), P(), ["bf16[256,1024]", "bf16[64,256]"], {}),
-    ],
-    ids=["rows", "columns", "contracted"],
-)
-def test_gradients_on_two_devices(x: P, w: P, g: P, shapes: list[str], collectives: dict[str, int]) -> None:
-    mesh = mesh_of((2,), ("x",))
-    arrays = [on_mesh(mesh, bf16(shape), spec) for shape, spec in (((64, 512), x), ((512, 1024), w), ((64, 1024), g))]
-
-    def function(x: Any, w: Any, g: Any) -> Any:
-        return jax.vjp(jaxgemm.matmul, x, w)[1](g)
-
-    with jax.set_mesh(mesh):
-        program = compiled(function, *arrays)
-    assert program.launches == {GEMM_TARGET: 2} | collectives
-    assert sorted(call_shapes(program)) == shapes
-
-
-def quantised_shards(mesh: Mesh, w: Any, k: str | None, n: str | None) -> Any:
-    """With the rows and columns of the matrix on those axes."""
-    stack = (None,) * (w.packed.ndim - 3)
-    packed, scales = (on_mesh(mesh, x, P(*stack, *spec)) for x, spec in ((w.packed, (n, k)), (w.scales, (k, n))))
-    return dataclasses.replace(w, packed=packed, scales=scales)
-
-
-@pytest.mark.parametrize("depth", [0, LAYERS], ids=["a block", "layers"])
-def test_quantised_weights_stay_on_their_device(depth: int) -> None:
-    mesh = mesh_of((2,), ("model",))
-    stack = (depth,) * (depth > 0)
-    up = quantised_shards(mesh, quantized(512, 1024, *stack), None, "model")
-    down = quantised_shards(mesh, quantized(1024, 512, *stack), "model", None)
-
-    def one(x: Any, w: Any) -> Any:
-        return replicated(mesh, block(x, w))
-
-    with jax.set_mesh(mesh):
-        program = compiled(layers(one) if depth else lambda w, x: one(x, w), (up, down), on_mesh(mesh, bf16((64, 512))))
-    target = f"sliced {MIXED_TARGET}" if depth else MIXED_TARGET
-    moving = {name: count for name, count in program.launches.items() if name not in ("copy", "fusion")}
-    assert moving == {target: 2, "all-reduce": 1}
-    assert copies(program) == []
-    assert call_shapes(program) == ["bf16[1,64,512]", "bf16[1,64,512]"]
-    assert sum('activation = "gelu_tanh"' in line for line in program.calls) == 1
+    for function, first, second in (
+        (attention, quantized(512, sum(widths)), quantized(512, 512)),
+        (mlp, quantized(512, 2048), quantized(1024, 512)),
+    ):
+        assert compiled(function, bf16((m, 512)), first, second).launches == {MIXED_TARGET: 2, "fusion": 1}
