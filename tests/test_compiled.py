@@ -21,6 +21,7 @@ from tests.compiled import (
     LAYERS,
     LAYOUTS,
     OPTIONS,
+    Program,
     bf16,
     block,
     compiled,
