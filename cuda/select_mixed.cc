@@ -11,8 +11,9 @@
 // The constants were fitted to measurements of all families on an H200 in bfloat16 (tests/chooser_times_mixed*.json),
 // so that the choices are good, for few tokens above all. With groups of 128, of the benchmarks' seven matrices with 1
 // to 4096 tokens, they take 0.9 % longer than the best on average, 0.6 % with up to 16 tokens, and at most 15 % (384
-// tokens, 6144 x 4096), of the products of layers that two GPUs share 0.9 % and at most 10 % (16 tokens, 512 x 8192);
-// with other groups and zero points, of four of the matrices, 0.2 % and at most 6 %; those of int4_mma alone 1.6 %.
+// tokens, 6144 x 4096), of the products of layers that two GPUs share 0.5 % and at most 4 %; with other groups and zero
+// points, of four of the matrices, 0.2 % and at most 6 %; those of int4_mma alone 1.6 %. Of 512 to 2048 columns, which
+// it was not fitted to, with 1 to 64 tokens 2.6 % and at most 17 % (8 tokens, 1024 x 14336).
 // Times up to twice the best (int4_mma: 1.6 times) are met within 8.4 % (7.4 %; int4_tma 4.2 %), root mean square.
 #include "select_mixed.h"
 

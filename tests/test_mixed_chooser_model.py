@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import chooser_times_mixed as few_columns
 from jaxgemm._native import _core
 from tests.quantised import streams
 
@@ -28,8 +29,10 @@ WORST_CHOICE, AVERAGE_CHOICE = 1.16, 1.0075
 """Times of the best. The constants are those whose choices are best, not whose estimates are nearest."""
 RAGGED, AVERAGE_OF_RAGGED = (192, 384), 1.025
 """Tokens that are no whole tiles of 128 or of 256, and the average for them."""
-WORST_OF_TWO_GPUS, AVERAGE_OF_TWO_GPUS = 1.10, 1.009
+WORST_OF_TWO_GPUS, AVERAGE_OF_TWO_GPUS = 1.05, 1.006
 """The same of layers that two GPUs share."""
+WORST_OF_FEW_COLUMNS, AVERAGE_OF_FEW_COLUMNS = 1.18, 1.028
+"""The same of few columns."""
 WORST_OF_OTHERS, AVERAGE_OF_OTHERS = 1.06, 1.003
 """The same of other groups and of zero points."""
 AVERAGE_OF_MMA = 1.016
@@ -150,9 +153,22 @@ def test_choices_for_layers_that_two_gpus_share() -> None:
         name = _core.select(problem(USUAL, sizes), "")
         split = _core.k_split(name, problem(USUAL, sizes))
         found.append(math.log(of_sizes[name, split] / min(of_sizes.values())))
-    assert len(found) == 21
+    assert len(found) == 18
     assert max(found) < math.log(WORST_OF_TWO_GPUS)
     assert sum(found) / len(found) < math.log(AVERAGE_OF_TWO_GPUS)
+
+
+def test_choices_for_few_columns() -> None:
+    document = json.loads((Path(__file__).parent / few_columns.FILE).read_text())
+    assert document["what"] == few_columns.WHAT
+    found = []
+    for sizes, row in zip(few_columns.problems(), document["rows"], strict=True):
+        assert {**row, "us": {}} == few_columns.row_of(sizes, {})
+        asked = few_columns.native_problem(sizes, 90)
+        assert list(row["us"]) == few_columns.tried(sizes, 90), f"python -m {few_columns.__name__} measures again"
+        found.append(math.log(row["us"][_core.select(asked, "")] / min(row["us"].values())))
+    assert max(found) < math.log(WORST_OF_FEW_COLUMNS)
+    assert sum(found) / len(found) < math.log(AVERAGE_OF_FEW_COLUMNS)
 
 
 def test_choices_for_other_groups_and_zero_points() -> None:

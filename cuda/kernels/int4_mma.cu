@@ -70,6 +70,7 @@ struct TileConfig {
 
 struct Config8x16x1024 : TileConfig<8, 1, 1, 4, 2, 6, 4> {};
 struct Config8x16x2048 : TileConfig<8, 1, 1, 8, 2, 3, 4> {};
+struct Config8x16x4096 : TileConfig<8, 1, 1, 16, 2, 1, 4, 64> {};
 struct Config8x32x512 : TileConfig<8, 2, 1, 2, 2, 7, 4> {};
 struct Config8x32x1024 : TileConfig<8, 2, 1, 4, 2, 4, 4> {};
 struct Config8x32x2048 : TileConfig<8, 2, 1, 8, 2, 2, 4> {};
@@ -342,5 +343,6 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 }  // namespace
 }  // namespace jaxgemm
 
-JAXGEMM_FAMILY(int4_mma, &kKernel<Config8x16x1024>, &kKernel<Config8x16x2048>, &kKernel<Config8x32x512>,
-               &kKernel<Config8x32x1024>, &kKernel<Config8x32x2048>, &kKernel<Config16x256>, &kKernel<Config32x128>)
+JAXGEMM_FAMILY(int4_mma, &kKernel<Config8x16x1024>, &kKernel<Config8x16x2048>, &kKernel<Config8x16x4096>,
+               &kKernel<Config8x32x512>, &kKernel<Config8x32x1024>, &kKernel<Config8x32x2048>, &kKernel<Config16x256>,
+               &kKernel<Config32x128>)
