@@ -15,10 +15,10 @@ import dataclasses
 import datetime
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 from rich.console import Console
@@ -239,12 +239,17 @@ def measure(key: Key, tried: Sequence[Cell]) -> dict[Cell, float]:
             lowered[repr(cell)] = function.lower(*operands[0])  # type: ignore[attr-defined]
     finally:
         _choose.BY_MODEL = model
+    us = call_times(lowered, operands)
+    return {cell: us[repr(cell)] for cell in tried}
+
+
+def call_times(lowered: Mapping[str, Any], operands: Sequence[_timing.Args]) -> dict[str, float]:
+    """Microseconds of a call of each lowered program, with GAP_US for each kernel but the first."""
     with ThreadPoolExecutor() as pool:
         compiled = dict(zip(lowered, pool.map(lambda program: program.compile(), lowered.values()), strict=True))
     timings = _timing.compare(compiled, operands, rounds=ROUNDS, min_rounds=MIN_ROUNDS, budget_s=BUDGET_S)
     assert all(timing.source == "cupti" for timing in timings.values()), "no device time: CUPTI is not available"
-    found = {cell: timings[repr(cell)] for cell in tried}
-    return {cell: timing.us + GAP_US * (len(timing.kernels) - 1) for cell, timing in found.items()}
+    return {name: timing.us + GAP_US * (len(timing.kernels) - 1) for name, timing in timings.items()}
 
 
 def rows(family: str, found: dict[Sizes, dict[Cell, float]]) -> Iterator[dict[str, object]]:

@@ -2,7 +2,7 @@
 tests/chooser_times_mixed_few_columns.json, measured again on the attached GPU: 4-bit weights of few columns, as those
 of keys and values are where several query heads share one, with few tokens.
 
-All that is measured of a problem runs interleaved. It takes a minute and a half.
+All that is measured of a problem runs interleaved. It takes half a minute.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
 from rich.console import Console
 
 import jaxgemm
-from benchmarks.chooser_times import BUDGET_S, DTYPE, GAP_US, MIN_ROUNDS, ROUNDS
+from benchmarks.chooser_times import DTYPE, call_times
 from benchmarks.trees import REPOSITORY
-from jaxgemm import _timing
+from jaxgemm import _choose, _timing
 from jaxgemm._files import dumps, replace_text
 from jaxgemm._native import _core
 from jaxgemm._target import target_sm
 
 Sizes = tuple[int, int, int]
 """(m, n, k)"""
+Split = tuple[int, int]
+"""KSplit"""
 
 FILE = "chooser_times_mixed_few_columns.json"
 BITS, GROUP_SIZE = 4, 128
@@ -52,11 +53,13 @@ def problems() -> list[Sizes]:
     return [(m, n, k) for (n, k), tokens in TOKENS.items() for m in tokens]
 
 
-def native_problem(sizes: Sizes, sm: int) -> _core.Problem:
+def native_problem(
+    sizes: Sizes, sm: int, group_size: int = GROUP_SIZE, zeros: str = "middle", split: Split = _choose.BY_MODEL
+) -> _core.Problem:
     m, n, k = sizes
     return _core.mixed_problem(
         batch=1, m=m, n=n, k=k, lhs_dtype=DTYPE, out_dtype=DTYPE, activation="none", has_alpha=False, has_bias=False,
-        bits=BITS, group_size=GROUP_SIZE, scale_dtype=DTYPE, zeros="middle", sm=sm, split=(0, 0),
+        bits=BITS, group_size=group_size, scale_dtype=DTYPE, zeros=zeros, sm=sm, split=split,
     )  # fmt: skip
 
 
@@ -81,12 +84,8 @@ def measure(sizes: Sizes, kernels: list[str]) -> dict[str, float]:
     """Microseconds by kernel."""
     _, n, k = sizes
     operands = _timing.rotating_arg_sets(functools.partial(_operands, sizes), n * k * BITS // 8)
-    lowered = [jax.jit(functools.partial(jaxgemm.matmul, kernel=kernel)).lower(*operands[0]) for kernel in kernels]
-    with ThreadPoolExecutor() as pool:
-        compiled = dict(zip(kernels, pool.map(lambda program: program.compile(), lowered), strict=True))
-    timings = _timing.compare(compiled, operands, rounds=ROUNDS, min_rounds=MIN_ROUNDS, budget_s=BUDGET_S)
-    assert all(timing.source == "cupti" for timing in timings.values()), "no device time: CUPTI is not available"
-    return {name: timing.us + GAP_US * (len(timing.kernels) - 1) for name, timing in timings.items()}
+    products = {kernel: jax.jit(functools.partial(jaxgemm.matmul, kernel=kernel)) for kernel in kernels}
+    return call_times({kernel: product.lower(*operands[0]) for kernel, product in products.items()}, operands)
 
 
 def row_of(sizes: Sizes, times: dict[str, float]) -> dict[str, object]:

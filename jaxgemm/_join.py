@@ -37,11 +37,16 @@ def join_columns(weights: Sequence[Any], parts: int = 1) -> Any:
       TypeError: arrays beside quantised weights, or arrays of different dtypes.
       ValueError: no weights; parts that do not divide each N_i, or are no whole tiles; shapes but for N_i, bits,
         groups, dtypes of scales or of zero points, or orders of rows (act-order) that are not the same; orders of rows
-        that are not known yet, under ``jax.jit``.
+        that are not known yet, under ``jax.jit``; several parts inside ``jax.shard_map``, where a device has its share
+        of each matrix already, which are not the parts that :func:`split_columns` would take.
     """
     weights = list(weights)
     if not weights:
         raise ValueError("jaxgemm.join_columns needs weights, got none")
+    if parts != 1 and _compat.manual_devices() > 1:
+        raise ValueError(
+            f"jaxgemm.join_columns with parts={parts!r} inside jax.shard_map: join before it, or with parts=1"
+        )
     quantised = [isinstance(w, QuantizedMatrix) for w in weights]
     if any(quantised) != all(quantised):
         kinds = ", ".join(type(w).__name__ for w in weights)
@@ -108,8 +113,6 @@ def _check_parts(widths: Sequence[int], parts: int) -> None:
 
 def _in_turn(arrays: Sequence[jax.Array], parts: int, axis: int) -> jax.Array:
     """Joined along an axis, that of a negative number, which is as many equal parts in each."""
-    if parts == 1:
-        return jnp.concatenate(arrays, axis=axis)
     before, after = (slice(None, axis), slice(arrays[0].ndim + axis + 1, None))
     cut = [a.reshape(*a.shape[before], parts, a.shape[axis] // parts, *a.shape[after]) for a in arrays]
     size = sum(a.shape[axis] for a in arrays)
@@ -119,8 +122,14 @@ def _in_turn(arrays: Sequence[jax.Array], parts: int, axis: int) -> jax.Array:
 def _joined(weights: list[QuantizedMatrix], parts: int) -> QuantizedMatrix:
     first, widths = weights[0], [w.n for w in weights]
     _check_parts(widths, parts)
-    for what in ("K", "bits", "group_size", "dimensions in front", "scale dtype"):
-        found = [_trait(w, what) for w in weights]
+    traits = {
+        "K": [w.k for w in weights],
+        "bits": [w.bits for w in weights],
+        "group_size": [w.group_size for w in weights],
+        "dimensions in front": [w.shape[:-2] for w in weights],
+        "scale dtype": [w.dtype.name for w in weights],
+    }
+    for what, found in traits.items():
         if any(value != found[0] for value in found):
             raise ValueError(
                 f"jaxgemm.join_columns takes quantised weights that differ in N alone, got {what} "
@@ -144,12 +153,6 @@ def _joined(weights: list[QuantizedMatrix], parts: int) -> QuantizedMatrix:
         first.bits,
         first.group_size,
     )
-
-
-def _trait(matrix: QuantizedMatrix, what: str) -> Any:
-    if what == "dimensions in front":
-        return matrix.shape[:-2]
-    return {"K": matrix.k, "bits": matrix.bits, "group_size": matrix.group_size}.get(what, matrix.dtype.name)
 
 
 def _zeros(weights: list[QuantizedMatrix]) -> list[jax.Array] | None:

@@ -218,3 +218,27 @@ def test_shares_of_one_device(columns: int, parts: int, fits: bool) -> None:
     else:
         with pytest.raises(ValueError, match="an equal share of their"):
             mapped(jnp.ones((2, columns)))
+
+
+@pytest.mark.parametrize("quantised", [True, False])
+def test_parts_are_joined_before_shard_map(quantised: bool, rng: np.random.Generator) -> None:
+    """Inside it, where columns are those of one device, they would be other parts than those that are taken apart."""
+    mesh, spec = mesh_of(AxisType.Auto), P(None, "x")
+    matrices = [weights(rng, k=K, n=n) for n in WIDTHS]
+    specs = [m.specs(spec) if quantised else spec for m in matrices]
+    operands = matrices if quantised else [m.dequantize() for m in matrices]
+    x = integers(rng, (4, K))
+
+    def projections(x: Any, operands: Any, widths: Sequence[int], parts: int) -> Any:
+        return jaxgemm.split_columns(jaxgemm.matmul(x, jaxgemm.join_columns(operands, parts)), widths, parts)
+
+    def mapped(widths: Sequence[int], parts: int) -> Any:
+        local = functools.partial(projections, widths=widths, parts=parts)
+        return jax.shard_map(local, mesh=mesh, in_specs=(P(), specs), out_specs=(spec,) * 3)(x, operands)
+
+    with pytest.raises(ValueError, match=r"parts=8 inside jax\.shard_map: join before it"):
+        mapped(WIDTHS, 8)
+    with pytest.raises(ValueError, match="an equal share of their 1 parts"):
+        mapped(WIDTHS, 1)
+    for out, w in zip(mapped([n // 4 for n in WIDTHS], 1), operands, strict=True):
+        assert_same(out, jaxgemm.matmul(x, w))
