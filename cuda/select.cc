@@ -125,6 +125,9 @@ bool recomputes_all(const KernelInfo& info, const Problem& p) {
   return info.tf32 && p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest && p.K <= kFewProducts;
 }
 
+// What a kernel that loads by TMA takes at least, however little there is to do.
+constexpr double kLeastTmaUs = 1.6;
+
 // What two things take that go on side by side: of which one takes much longer, no more than that one, else more than
 // either. Their 4-norm: with the maximum, tiles of which all wait for DRAM would be equal, and which of them is chosen
 // a matter of rounding.
@@ -144,33 +147,35 @@ bool several_rows_pay(const Problem& p) {
 
 // Of such kernels: a CTA without its k-tiles, and what of it its multiprocessor does for no other meanwhile; what the
 // estimates of others leave out where there is one row; DRAM. Then, of vectors and of elements one by one: a ring of
-// k-tiles, while others are under way, and the instructions of a k-tile alone. Fitted to products of one row on an
-// H100, then to choosing among all families there (docs/tried.md, tests/chooser_times_gemv.json); the rate of
-// DRAM, 3.1e6 there, is an H200's by the data sheets, 4.8 to 3.35.
-constexpr double kVectorCtaUs = 1.3, kVectorAloneUs = 0.1, kLeftOutUs = 0.9, kVectorDramBytesPerUs = 4.5e6;
+// k-tiles, while others are under way, the instructions of a k-tile alone, and what a row of a k-tile along N takes of
+// DRAM's time at least, whatever its length. Fitted on an H200 to choosing among all families
+// (tests/chooser_times_gemv.json).
+constexpr double kVectorCtaUs = 1.3, kVectorAloneUs = 0.1, kLeftOutUs = 0.7, kVectorDramBytesPerUs = 4.5e6;
 struct VectorRates {
-  double ring_us, issue_us;
+  double ring_us, issue_us, row_bytes;
 };
-constexpr VectorRates kByVectors = {0.62, 0.105}, kByElements = {1.0, 0.265};
+constexpr VectorRates kByVectors = {0.58, 0.105, 44.0}, kByElements = {1.2, 0.265, 80.0};
+constexpr double kWaitedRowBytes = 80.0;  // the same of waiting
 
 double vector_us(const KernelInfo& info, const Problem& p) {
-  constexpr double kRowBytes = 40.0;  // no less is what a row of a k-tile along N takes, whatever its length
   const bool column = p.N == 1;
   const MatrixView& matrix = column ? p.lhs : p.rhs;
   const bool along_k = matrix.transposed != column;
   const int64_t outs = column ? p.M : p.N, rows = column ? 1 : p.M, element_bytes = size_bytes(p.lhs_dtype);
   const double row_bytes = static_cast<double>(info.cta_tile.n * element_bytes);
-  const double times = along_k ? 1.0 : std::max(1.0, kRowBytes / row_bytes);
+  const auto times = [&](double least) { return along_k ? 1.0 : std::max(1.0, least / row_bytes); };
   const bool vectors = aligned(matrix, p.lhs_dtype) && (along_k || row_bytes >= 16.0);
   const VectorRates& rates = vectors ? kByVectors : kByElements;
   const int64_t ctas = p.batch * rows * ceil_div(outs, info.cta_tile.n), sms = planned_multiprocessors(p.sm);
-  const double k_tiles = static_cast<double>(ceil_div(p.K, info.cta_tile.k));
-  const double rings = std::max(1.0, k_tiles / info.stages);  // the k-tiles of a ring come together
-  // What is waited for grows less than what is loaded: its root fits.
-  const double cta_us = kVectorCtaUs + rings * rates.ring_us * std::sqrt(times);
+  const double k_tiles = static_cast<double>(ceil_div(p.K, info.cta_tile.k)), rings = k_tiles / info.stages;
+  // The k-tiles of a ring come together, and less takes as long, but for narrow rows. What is waited for grows less
+  // than what is loaded: its root fits.
+  const double waits = std::max(1.0, rings) + rings * (std::sqrt(times(kWaitedRowBytes)) - 1.0);
+  const double cta_us = kVectorCtaUs + waits * rates.ring_us;
   const double wait_us = static_cast<double>(ceil_div(ctas, sms * info.resident_ctas)) * cta_us;
   const double issue_us = static_cast<double>(ceil_div(ctas, sms)) * (kVectorAloneUs + k_tiles * rates.issue_us);
-  const double bytes = static_cast<double>(p.batch * rows * outs) * static_cast<double>(p.K * element_bytes) * times;
+  const double bytes =
+      static_cast<double>(p.batch * rows * outs) * static_cast<double>(p.K * element_bytes) * times(rates.row_bytes);
   return both_us(both_us(wait_us, issue_us), bytes / kVectorDramBytesPerUs) - kLeftOutUs;
 }
 
@@ -239,6 +244,7 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
   }
   if (moved > 0.0) cost += turns * (kMovedCtaUs + moved * kMovedCtaByteUs);
   if (info.cluster_ctas > 1) cost += kPairsUs;
+  if (info.tma) cost = both_us(cost, kLeastTmaUs);
   if (in_cluster) {
     cost += kClusterSumsUs + kClusterSumsElementUs * tile_elements + (takes_turns(info) ? kIdleTurnUs : 0.0);
   } else if (parts) {
@@ -311,6 +317,8 @@ int rung(const Kernel& kernel, const Problem& p) {
   });
   const auto place = static_cast<int>(first - all.begin()), places = static_cast<int>(all.size());
   const bool single = p.M == 1 || p.N == 1;
+  // For a column, others bring as many of rhs as a tile has: of 13 that were measured none was as fast.
+  if (by_vector(info) && p.N == 1 && p.M > 1) return places;
   const bool in_the_way = by_vector(info) ? !single && !several_rows_pay(p) : recomputes_all(info, p);
   return in_the_way ? place - places : place;
 }
