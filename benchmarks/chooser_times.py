@@ -3,7 +3,8 @@ tests/chooser_times*.json, measured again on the attached GPU: every tile of bot
 every way that the model may think of, on each of the problems. With ``--rows``, what gemv is judged by: on
 products of one row or column, all of its tiles, what the model takes of each of the other two families, and jnp.dot.
 With ``--odd``, on operands whose rows are no whole vectors, all tiles of these two families, those of gemv that might
-compete, and jnp.dot.
+compete, and jnp.dot. With ``--small``, where there is little to multiply, the same and the tiles of mma that load
+several k-tiles at once.
 
 All that is measured of a problem runs interleaved, as ``tune`` has it. It takes two minutes.
 """
@@ -23,6 +24,7 @@ from typing import Any, TypeAlias
 import jax
 from rich.console import Console
 
+from benchmarks.shapes import Precision
 from benchmarks.trees import REPOSITORY
 from jaxgemm import _choose, _timing, _tune
 from jaxgemm._files import dumps, replace_text
@@ -101,7 +103,7 @@ def row_keys() -> list[Key]:
     return keys + [_key("float32", layout, (1, 1000, 1, 999)) for layout in ("NN", "TN")]
 
 
-def _key(dtype: str, layout: str, sizes: Sizes, precision: str | None = None) -> Key:
+def _key(dtype: str, layout: str, sizes: Sizes, precision: Precision | None = None) -> Key:
     return Key(dtype, dtype, dtype, precision or ("highest" if dtype == "float32" else "default"), layout, *sizes)
 
 
@@ -114,14 +116,14 @@ def odd_keys() -> list[Key]:
     """
     halves = {
         "NN": [
-            (1, 127, 521, 131), (1, 250, 500, 500), (1, 500, 250, 500), (1, 77, 77, 8191), (1, 1000, 1000, 999),
+            (1, 250, 500, 500), (1, 500, 250, 500), (1, 77, 77, 8191), (1, 1000, 1000, 999),
             (1, 100, 50257, 768), (1, 50, 50257, 768), (1, 577, 1021, 4093), (1, 2, 4097, 4097), (1, 3, 4097, 100),
-            (1, 3, 333, 3), (64, 77, 80, 77), (16, 197, 256, 197), (8, 577, 128, 577), (64, 32, 61, 197),
-            (8, 197, 32, 197), (12, 49, 64, 49), (32, 64, 64, 500), (16, 197, 64, 197), (1, 2049, 515, 257),
+            (1, 3, 333, 3), (64, 77, 80, 77), (16, 197, 256, 197), (8, 577, 128, 577),
+            (32, 64, 64, 500), (16, 197, 64, 197), (1, 2049, 515, 257),
             (1, 2001, 2003, 2005), (1, 520, 520, 1030), (1, 8192, 50257, 768), (1, 4095, 1023, 4095),
         ],
         "NT": [
-            (64, 197, 197, 64), (12, 49, 49, 64), (1, 1001, 999, 1003), (1, 50257, 100, 768), (1, 61, 1999, 333),
+            (64, 197, 197, 64), (1, 1001, 999, 1003), (1, 50257, 100, 768), (1, 61, 1999, 333),
             (16, 577, 577, 80), (1, 333, 333, 333), (1, 3001, 3001, 3001),
         ],
         "TN": [(1, 257, 511, 1023), (1, 768, 3001, 197), (1, 1023, 65, 513), (1, 333, 333, 333), (1, 4097, 4097, 4097)],
@@ -129,13 +131,60 @@ def odd_keys() -> list[Key]:
     }  # fmt: skip
     wide = {
         "NN": [
-            (1, 3002, 77, 77), (12, 77, 77, 77), (8, 197, 32, 197), (1, 127, 521, 131), (1, 1001, 999, 1003),
-            (1, 999, 250, 501), (8, 577, 80, 577), (1, 2, 4097, 4097), (64, 49, 64, 49), (1, 2001, 2003, 2005),
+            (1, 1001, 999, 1003), (1, 999, 250, 501), (8, 577, 80, 577),
+            (1, 2, 4097, 4097), (1, 2001, 2003, 2005),
         ],
-        "NT": [(8, 49, 49, 128), (1, 333, 333, 333), (16, 197, 197, 64)],
+        "NT": [(1, 333, 333, 333)],
     }  # fmt: skip
     default = [_key("bfloat16", layout, sizes) for layout in halves for sizes in halves[layout]]
     return default + [_key("float32", layout, sizes, "default") for layout in wide for sizes in wide[layout]]
+
+
+SMALL_FILE = "chooser_times_small.json"
+
+
+def small_keys() -> list[Key]:
+    """Little to multiply: heads of few tokens, short sums, few tiles; up to where tiles that wait for memory once or
+    twice, and do nothing meanwhile, are many, or K is long.
+    """
+    halves = {
+        "NT": [
+            (12, 49, 49, 128), (12, 49, 49, 64), (24, 50, 50, 32), (64, 49, 49, 32), (192, 49, 49, 32),
+            (12, 77, 77, 64), (16, 64, 64, 64), (128, 64, 64, 64), (768, 64, 64, 64), (4, 128, 128, 64),
+            (8, 128, 128, 128), (1, 200, 300, 40), (12, 197, 197, 64), (1, 128, 512, 128), (1, 16, 1024, 64),
+            (1, 100, 100, 100), (1, 64, 64, 192),
+        ],
+        "NN": [
+            (12, 49, 64, 49), (16, 50, 64, 50), (64, 49, 32, 49), (192, 49, 32, 49), (24, 64, 64, 64),
+            (64, 77, 80, 77), (12, 64, 128, 128), (1, 256, 256, 64), (1, 64, 1024, 64), (1, 9, 512, 64),
+            (1, 333, 192, 100), (4, 100, 77, 80), (32, 64, 64, 160), (16, 50, 64, 197), (64, 32, 61, 197),
+            (8, 197, 32, 197), (1, 127, 521, 131),
+        ],
+        "TN": [(12, 64, 64, 49), (1, 128, 128, 64), (1, 100, 160, 33), (1, 64, 768, 16)],
+        "TT": [(4, 50, 64, 50), (1, 192, 100, 160), (1, 77, 77, 77)],
+    }  # fmt: skip
+    wide = {
+        "NT": [(8, 49, 49, 128), (8, 64, 64, 64), (24, 50, 50, 32), (64, 77, 77, 32), (16, 197, 197, 64)],
+        "NN": [
+            (1, 3002, 77, 77), (12, 77, 77, 77), (64, 49, 64, 49), (8, 64, 64, 64), (1, 300, 20, 50),
+            (8, 197, 32, 197), (1, 127, 521, 131),
+        ],
+        "TN": [(4, 64, 64, 64), (1, 65, 129, 33)],
+    }  # fmt: skip
+    exact = {
+        "NT": [(8, 64, 64, 64), (12, 77, 77, 96), (12, 49, 49, 32)],
+        "NN": [(12, 49, 64, 49), (4, 128, 64, 64), (1, 300, 20, 50)],
+        "TN": [(1, 100, 160, 33)],
+    }
+    groups: list[tuple[str, Precision, dict[str, list[Sizes]]]] = [
+        ("bfloat16", "default", halves), ("float32", "default", wide), ("float32", "highest", exact),
+    ]  # fmt: skip
+    return [
+        _key(dtype, layout, sizes, precision)
+        for dtype, precision, layouts in groups
+        for layout in layouts
+        for sizes in layouts[layout]
+    ]
 
 
 _SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
@@ -155,6 +204,12 @@ ODD_WHAT = (
     "of mma_multistage and wgmma, those of gemv that the model took to be at most three times slower than its choice, "
     "and jax.lax.dot_general; K split as the model does; interleaved in random order, operands rotating through twice "
     "the L2 cache"
+)
+SMALL_WHAT = (
+    "microseconds of all kernels of a call by CUPTI, median, and one more for each kernel but the first: of all tiles "
+    "of mma_multistage and wgmma, those of mma that load several k-tiles at once, those of gemv that the model took to "
+    "be at most three times slower than its choice, and jax.lax.dot_general; K split as the model does; interleaved in "
+    "random order, operands rotating through twice the L2 cache"
 )
 GAP_US = 1.0
 """Between two kernels of a call, which CUPTI does not count: by so much longer than its times were those between two
@@ -216,6 +271,15 @@ def row_cells(key: Key, sm: int) -> list[Cell]:
     chosen = [_core.select(native, family) for family in families]
     own = [Cell(name) for name in able if name.startswith(f"{ROWS_FAMILY}:")]
     return [*own, *(Cell(name, _choose.BY_MODEL) for name in chosen), Cell(JNP)]
+
+
+def small_cells(key: Key, sm: int) -> list[Cell]:
+    """Those of odd_cells(), and the tiles of mma that load several k-tiles at once."""
+    request = _tune.request_of(key)
+    able = _choose.able_kernels(request, _choose.native_problem(request, sm))
+    small = [info.name for info in _core.kernels() if info.tiles_at_once > 1 and info.name in able]
+    others = [cell for cell in odd_cells(key, sm) if cell.kernel not in small]
+    return [*(Cell(name, _choose.BY_MODEL) for name in small), *others]
 
 
 def odd_cells(key: Key, sm: int) -> list[Cell]:
@@ -290,6 +354,10 @@ def odd_documents(found: dict[Key, dict[Cell, float]]) -> dict[str, Document]:
     return {ODD_FILE: {"what": ODD_WHAT, "rows": [row_of(*item) for item in found.items()]}}
 
 
+def small_documents(found: dict[Key, dict[Cell, float]]) -> dict[str, Document]:
+    return {SMALL_FILE: {"what": SMALL_WHAT, "rows": [row_of(*item) for item in found.items()]}}
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What one call measures: problems, the ways to run each, and the files, by name, without what is in all."""
@@ -302,6 +370,7 @@ class Plan:
 TILES = Plan(lambda: [_key(DTYPE, LAYOUT, sizes) for sizes in PROBLEMS], every_cell, tile_documents)
 ROWS = Plan(row_keys, row_cells, row_documents)
 ODD = Plan(odd_keys, odd_cells, odd_documents)
+SMALL = Plan(small_keys, small_cells, small_documents)
 
 
 def main() -> None:
@@ -309,7 +378,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "tests", help="folder to write to (default: tests)")
     parser.set_defaults(plan=TILES)
     other = parser.add_mutually_exclusive_group()
-    for name, plan, what in (("--rows", ROWS, f"what {ROWS_FAMILY} is judged by"), ("--odd", ODD, "odd sizes")):
+    others = (
+        ("--rows", ROWS, f"what {ROWS_FAMILY} is judged by"),
+        ("--odd", ODD, "odd sizes"),
+        ("--small", SMALL, "little to multiply"),
+    )
+    for name, plan, what in others:
         other.add_argument(name, dest="plan", action="store_const", const=plan, help=f"{what}, and not the others")
     arguments = parser.parse_args()
     console = Console()

@@ -149,6 +149,7 @@ struct KernelInfo {
   int resident_ctas;    // that fit a multiprocessor, if the Config says so; else 1
   int shifted_ahead;    // k-tiles on their way where rows begin anywhere and are moved within shared memory; else 0
   int k_sharers;        // parts of a CTA that take k-tiles of the same columns in turns
+  int tiles_at_once;    // k-tiles that a warp loads into registers before it multiplies the first of them
 };
 
 struct GemmArgs {

@@ -55,7 +55,7 @@ inline constexpr FixedText kFullName = [] {
 //   kStages, kThreads           int
 //   SharedStorage               the struct that lives in dynamic shared memory
 // and optionally kSuffix (of the name), kMinSm, kMaxSm, and kTf32, kHighest, kSplitK, kStreamK, kClusterCtas, kTma,
-// kBits, kGroupMultiple, kCtas, kShiftedAhead and kSharers (see KernelInfo).
+// kBits, kGroupMultiple, kCtas, kShiftedAhead, kSharers and kTilesAtOnce (see KernelInfo).
 template <class Config>
 constexpr KernelInfo describe() {
   constexpr int min_sm = [] {
@@ -110,6 +110,10 @@ constexpr KernelInfo describe() {
     if constexpr (requires { Config::kSharers; }) return Config::kSharers;
     return 1;
   }();
+  constexpr int tiles_at_once = [] {
+    if constexpr (requires { Config::kTilesAtOnce; }) return Config::kTilesAtOnce;
+    return 1;
+  }();
   constexpr int smem_bytes =
       std::is_empty_v<typename Config::SharedStorage> ? 0 : sizeof(typename Config::SharedStorage);
   static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024);
@@ -139,7 +143,8 @@ constexpr KernelInfo describe() {
           .group_multiple = group_multiple,
           .resident_ctas = resident_ctas,
           .shifted_ahead = shifted_ahead,
-          .k_sharers = k_sharers};
+          .k_sharers = k_sharers,
+          .tiles_at_once = tiles_at_once};
 }
 
 inline int64_t no_workspace(const Problem&) { return 0; }

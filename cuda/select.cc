@@ -3,8 +3,9 @@
 // The later rung of the ladder wins: each was written to beat the one before it; only those that would compute every
 // sum a second time come behind all others (epilogue/recompute.cuh), and so does gemv where there are several rows and
 // several columns, but for small operands whose rows begin anywhere. Among the tile configurations of one family, and
-// between the last three, the model below decides, which also says over how many CTAs K is split. It adds up, for the
-// multiprocessor with the most work, in microseconds of an H200:
+// between the last three and, where there is little to multiply, those of mma that load several k-tiles at once, the
+// model below decides, which also says over how many CTAs K is split. It adds up, for the multiprocessor with the most
+// work, in microseconds of an H200:
 //   k-tiles: of the CTAs that run side by side, each takes its turn at the tensor cores, and pays for the operand
 //     elements that a small tile reads again: a tile of m x n needs (1/m + 1/n) of them for each multiply-add (see
 //     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). No k-tile takes less than its latency, and all
@@ -27,6 +28,7 @@
 
 #include "gemm.h"
 #include "select_mixed.h"
+#include "tile/at_once.h"
 #include "tile/padding.h"
 
 namespace jaxgemm {
@@ -135,6 +137,41 @@ double both_us(double a, double b) { return std::sqrt(std::sqrt(a * a * a * a + 
 
 // Whether the rows of an operand or of out are made of whole vectors.
 bool aligned(const MatrixView& view, DType dtype) { return begins_at_vectors(view, size_bytes(dtype)); }
+
+// Of kernels that load several k-tiles at once: the CTAs of a multiprocessor, and how often each waits for its loads,
+// which is nearly all that it does. They are rivals of the pipelined families where they were measured to be
+// (tests/chooser_times_small.json): where CTAs run side by side in few waves, and sums are short.
+struct AtOnce {
+  bool in_vectors;
+  int64_t ctas, waits;
+
+  AtOnce(const KernelInfo& info, const Problem& p)
+      : in_vectors(made_of_vectors(p.lhs, size_bytes(p.lhs_dtype)) && made_of_vectors(p.rhs, size_bytes(p.rhs_dtype))) {
+    const int64_t tiles = p.batch * ceil_div(p.M, info.cta_tile.m) * ceil_div(p.N, info.cta_tile.n);
+    const bool along_k = !p.lhs.transposed && p.rhs.transposed;
+    ctas = ceil_div(tiles, planned_multiprocessors(p.sm));
+    waits = ceil_div(p.K, int64_t{info.cta_tile.k} * loaded_at_once(info.tiles_at_once, in_vectors && along_k));
+  }
+};
+
+bool at_once_pays(const KernelInfo& info, const Problem& p) {
+  constexpr int64_t kLeastSide = 8, kMostK = 200, kMostWaves = 4;
+  if (info.tiles_at_once == 1 || std::min(p.M, p.N) < kLeastSide || p.K > kMostK) return false;
+  return AtOnce(info, p).ctas <= kMostWaves * info.resident_ctas;
+}
+
+// Less a microsecond, which the estimates of others leave out. The first CTA and its first wait; each further wait;
+// each further CTA, which rows of out that begin anywhere make longer, or, of operands that come element by element,
+// each element that a lane loads for it. Fitted on an H200.
+double at_once_us(const KernelInfo& info, const Problem& p) {
+  constexpr double kLeastUs = 1.36, kWaitUs = 0.785, kCtaUs = 0.43, kUnalignedUs = 0.08, kElementUs = 0.0095;
+  const AtOnce at(info, p);
+  const auto k = static_cast<double>(ceil_div(p.K, info.cta_tile.k) * info.cta_tile.k);
+  const double elements = static_cast<double>(info.warp_tile.m + info.warp_tile.n) / kWarpSize * k;
+  const double vectors_us = kCtaUs + (aligned(p.out, p.out_dtype) ? 0.0 : kUnalignedUs);
+  return kLeastUs + static_cast<double>(std::max<int64_t>(at.waits, 1) - 1) * kWaitUs +
+         static_cast<double>(at.ctas - 1) * (at.in_vectors ? vectors_us : elements * kElementUs);
+}
 
 // Of several rows, by_vector() kernels read the matrix again for each. There they were only measured to gain, and what
 // the model says of them to hold, where rows of an operand begin anywhere, so that the others copy them or load them
@@ -281,6 +318,7 @@ Plan split_plan(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t
 
 Plan plan(const KernelInfo& info, const Problem& p) {
   if (by_vector(info)) return {{}, vector_us(info, p)};
+  if (at_once_pays(info, p)) return {{}, at_once_us(info, p)};
   const int64_t tile_rows = ceil_div(p.M, info.cta_tile.m * info.cluster_ctas) * info.cluster_ctas;
   const int64_t tiles = tile_rows * ceil_div(p.N, info.cta_tile.n) * p.batch;
   const int64_t k_tiles = std::max<int64_t>(1, ceil_div(p.K, info.cta_tile.k));
@@ -312,8 +350,9 @@ KSplit k_split(const KernelInfo& info, const Problem& p) {
 int rung(const Kernel& kernel, const Problem& p) {
   const KernelInfo& info = kernel.info;
   const auto all = kernels();
+  const bool rival = calibrated(info) || at_once_pays(info, p);
   const auto first = std::find_if(all.begin(), all.end(), [&](const Kernel* other) {
-    return other->info.family == info.family || (calibrated(other->info) && calibrated(info));
+    return rival ? calibrated(other->info) : other->info.family == info.family;
   });
   const auto place = static_cast<int>(first - all.begin()), places = static_cast<int>(all.size());
   const bool single = p.M == 1 || p.N == 1;

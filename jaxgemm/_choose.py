@@ -80,7 +80,8 @@ def kernels() -> list[_core.KernelInfo]:
       ``threads`` per CTA, ``smem_bytes`` per CTA, ``tf32`` (whether float32 operands are rounded to TF32 unless the
       precision is HIGHEST), ``highest`` (whether float32 and 8-bit floating-point operands are taken at HIGHEST),
       ``tma`` (whether operands must begin at multiples of 16 bytes, as XLA's do), ``cluster_ctas`` (CTAs that compute
-      tiles below one another together), ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
+      tiles below one another together), ``tiles_at_once`` (k-tiles that a warp loads before it multiplies the first of
+      them), ``fused_epilogue`` and ``max_ctas`` (the most CTA tiles of one call).
     """
     return _core.kernels()
 

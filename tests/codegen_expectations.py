@@ -188,7 +188,8 @@ def ldmatrix_counts(instance: Instance) -> dict[str, int]:
 
 def mma(instance: Instance) -> Expectation:
     """Fragments from global memory: of 16 bytes of K, a lane loads a vector of each of its rows or columns; or, of what
-    lies along M or N, for each k as much as it has neighbours, in vectors of up to 16 bytes.
+    lies along M or N, for each k as much as it has neighbours, in vectors of up to 16 bytes. Where several k-tiles are
+    loaded at once, those of operands that both lie along K, of others half of them.
     """
     element_bytes = _MMA_OPS[instance.arguments[0]][0]
     loads = {4: 0, 8: 0, 16: 0}
@@ -201,10 +202,16 @@ def mma(instance: Instance) -> Expectation:
             loads[width] += share(VECTOR_BYTES, element_bytes) * share(run_bytes, width)
         else:
             loads[VECTOR_BYTES] += neighbours
+    at_once = instance.info.tiles_at_once
+    way_out: dict[str, Count] = {"STG.128": AtLeast(1)}
+    if at_once > 1:
+        at_once = at_once // 2 if any(along_mn) else at_once
+        # From registers: a lane holds two neighbours of a row, or, of columns that lie along N, four.
+        way_out = {"BAR": 0, "LDS": 0, "STS": 0, "STG.128" if along_mn[1] else "STG.64": AtLeast(1)}
     return Expectation(
         main_loop=("*MMA",),  # two: the k-tiles that are loaded in vectors, and those that are not
         k_tile={**mma_counts(instance), "LDSM": 0, "LDS": 0, "STS": 0, "LDGSTS": 0, "BAR": 0},
-        kernel={"LDG.128": loads[16], "LDG.64": loads[8], "STG.128": AtLeast(1)},
+        kernel={"LDG.128": loads[16] * at_once, "LDG.64": loads[8] * at_once, **way_out},
         only_in_main_loops=("*MMA",),
     )
 

@@ -14,6 +14,7 @@ import pytest
 from jaxgemm import _tune, _tuning, _tuning_table
 from jaxgemm._native import _core
 from jaxgemm._tuning_table import Entry, Key
+from tests.helpers import AT_ONCE
 from tests.tuning_data import CONTENDERS, H200, Gpu, attach_fake, one_off
 from tests.tuning_data import TUNED as KEY
 from tests.tuning_data import TUNED_MODEL as MODEL
@@ -111,7 +112,7 @@ def test_what_teaches_nothing_makes_no_row(gpu: Gpu, monkeypatch: pytest.MonkeyP
 def test_contenders_are_what_competes_on_price() -> None:
     families = {info.name: info.family for info in _core.kernels()}
     assert MODEL in CONTENDERS
-    assert {families[name] for name in CONTENDERS} == {"mma_multistage", "wgmma"}
+    assert {families[name] for name in CONTENDERS} == {"mma", "mma_multistage", "wgmma"}
     for sizes in [(1, 4096, 4096, 4096), (1, 1, 14336, 4096), (64, 512, 512, 512), (1, 33, 77, 129)]:
         for dtype, precision in [("bfloat16", "default"), ("float32", "highest"), ("float16", "default")]:
             key = Key(dtype, dtype, dtype, precision, "NN", *sizes)
@@ -122,7 +123,12 @@ def test_contenders_are_what_competes_on_price() -> None:
             costs = {info.name: _core.estimated_cost(info.name, native) for info in _core.kernels()}
             few_odd_rows = 129 in sizes and precision == "default"  # which gemv computes one by one
             rivals = {"mma_multistage", "wgmma"} | ({"gemv"} if 1 in sizes[1:3] or few_odd_rows else set())
-            able = {name for name, family in families.items() if family in rivals and not _core.why_not(name, native)}
+            at_once = AT_ONCE if 129 in sizes else []
+            able = {
+                name
+                for name, family in families.items()
+                if (family in rivals or name in at_once) and not _core.why_not(name, native)
+            }
             assert set(names) == {name for name in able if costs[name] <= 3 * costs[model]}
     with pytest.raises(ValueError, match="no kernel takes int8 x int8 -> bfloat16"):
         _tune.contenders(Key("int8", "int8", "bfloat16", "default", "NN", 1, 8, 8, 8), 90)

@@ -44,6 +44,20 @@ __device__ inline void round4(__nv_bfloat16* g_out, const float (&value)[4]) {
   *reinterpret_cast<uint2*>(g_out) = *reinterpret_cast<const uint2*>(pair);
 }
 
+// Two of them.
+__device__ inline void round2(int32_t* g_out, const int32_t (&value)[4]) {
+  *reinterpret_cast<int2*>(g_out) = make_int2(value[0], value[1]);
+}
+__device__ inline void round2(float* g_out, const float (&value)[4]) {
+  *reinterpret_cast<float2*>(g_out) = make_float2(value[0], value[1]);
+}
+__device__ inline void round2(__half* g_out, const float (&value)[4]) {
+  *reinterpret_cast<__half2*>(g_out) = __floats2half2_rn(value[0], value[1]);
+}
+__device__ inline void round2(__nv_bfloat16* g_out, const float (&value)[4]) {
+  *reinterpret_cast<__nv_bfloat162*>(g_out) = __floats2bfloat162_rn(value[0], value[1]);
+}
+
 // One, rounded.
 __device__ inline void round1(int32_t* g_out, int32_t value) { *g_out = value; }
 __device__ inline void round1(float* g_out, float value) { *g_out = value; }

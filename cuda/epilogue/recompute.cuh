@@ -14,6 +14,10 @@ struct Keep {
 
   template <class Accumulator>
   __device__ void operator()(Accumulator (&)[4], int64_t, int64_t, int64_t, int64_t) const {}
+  template <class Accumulator, int kSums>
+  __device__ bool wanted(const Accumulator (&)[kSums]) const {
+    return false;
+  }
 };
 
 // Computes sums that are not finite again, in float32, and all sums of few products. Costs a pass over K for each.

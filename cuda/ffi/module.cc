@@ -154,6 +154,7 @@ NB_MODULE(_core, m) {
       .def_ro("tma", &KernelInfo::tma)
       .def_ro("fused_epilogue", &KernelInfo::fused_epilogue)
       .def_ro("bits", &KernelInfo::bits)
+      .def_ro("tiles_at_once", &KernelInfo::tiles_at_once)
       .def_ro("group_multiple", &KernelInfo::group_multiple)
       .def_prop_ro("max_ctas", [](const KernelInfo&) { return kMaxCtas; })
       .def("__repr__", [](const KernelInfo& i) { return "KernelInfo('" + std::string(i.full_name) + "')"; });

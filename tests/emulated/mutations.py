@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tests.emulated.mutation import Mutation
+from tests.emulated.mutations_at_once import AT_ONCE
 from tests.emulated.mutations_hopper import FLOAT32 as FLOAT32_COPIED
 from tests.emulated.mutations_hopper import HOPPER, K_COPY
 from tests.emulated.mutations_mixed import MIXED
@@ -91,12 +92,12 @@ _MMA = [
     Mutation(
         "mma", "rows and halves of K swapped", "[2 * i + r % 2][2 * step + r / 2]", "[2 * i + r / 2][2 * step + r % 2]"
     ),
-    Mutation("mma", "another order of K in rhs", "rhs.words[j][2 * step + r]", "rhs.words[j][2 * step + 1 - r]"),
+    Mutation("mma", "another order of K in rhs", "rhs[j][2 * step + r]", "rhs[j][2 * step + 1 - r]"),
     Mutation("mma", "K tail in vectors", "k + kWarp.k <= K;", "k < K;"),
     Mutation("mma", "K tail not zeroed", "static_cast<int>(k_left) - k_ : kElems", "kElems : kElems"),
     Mutation("mma", "rows beyond the edge read", "if (mn(slot, 0) < mn_left_)", "if (true)"),
     Mutation("mma", "vectors beyond the edge read", "first < last ? first : last", "first"),
-    Mutation("mma", "the vector after the last read", "(mn_left_ - 1) &", "mn_left_ &"),
+    Mutation("mma", "the vector after the last read", "(mn_left_ - 1) &", "mn_left_ &", 0),
     Mutation("mma", "the last vector read for all", "first < last ? first : last", "last"),
     Mutation("mma", "vectors of misaligned operands", "(data) % kVectorBytes == 0", "(data) % 1 == 0", file=ALIGNMENT),
     Mutation(
@@ -362,6 +363,6 @@ _SPLIT_K = [
 
 
 MUTATIONS = [
-    *_without_barriers(), *_SIMT, *_GEMV, *_WMMA, *_MMA, *_TILES, *_SHIFTED, *_PIPELINE, *_STAGED, *_EPILOGUE,
+    *_without_barriers(), *_SIMT, *_GEMV, *_WMMA, *_MMA, *AT_ONCE, *_TILES, *_SHIFTED, *_PIPELINE, *_STAGED, *_EPILOGUE,
     *_PAD_COPY, *_SPLIT_K, *HOPPER, *MIXED,
 ]  # fmt: skip
