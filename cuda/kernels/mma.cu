@@ -307,8 +307,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
 
   AccumulatorsOf<Config, Op> accumulators = {};
   if constexpr (Config::kTilesAtOnce > 1) {
-    constexpr int kVectors = loaded_at_once(Config::kTilesAtOnce, !kLhsTransposed && kRhsTransposed);
-    constexpr int kElements = loaded_at_once(Config::kTilesAtOnce, false);
+    constexpr int kVectors = kLoadedAtOnce < Config::kTilesAtOnce, !kLhsTransposed && kRhsTransposed > ;
+    constexpr int kElements = kLoadedAtOnce<Config::kTilesAtOnce, false>;
     if (whole_vectors) {
       multiply_at_once<Config, Op, kVectors, true>(accumulators, lhs, rhs, K);
     } else {

@@ -10,4 +10,8 @@ constexpr int loaded_at_once(int tiles_at_once, bool vectors_along_k) {
   return vectors_along_k ? tiles_at_once : tiles_at_once / 2;
 }
 
+// The same for device code.
+template <int kTilesAtOnce, bool kVectorsAlongK>
+inline constexpr int kLoadedAtOnce = loaded_at_once(kTilesAtOnce, kVectorsAlongK);
+
 }  // namespace jaxgemm
