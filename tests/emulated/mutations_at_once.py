@@ -34,7 +34,7 @@ AT_ONCE = [
     _way_out("at any element", "epilogue.quads_aligned &&", ""),
     _way_out("a run for another", "run % kRunsOfRow * kColGroup, first", "0, first"),
     _way_out("the epilogue left out", "!epilogue.plain() ||", ""),
-    _way_out("runs beyond the edge", "if (row < M && col < N)", "if (row < M)"),
+    _way_out("runs beyond the edge", "if (row < M && col < N)", "if (col < N)"),
     _way_out("runs not in turn", "values[next - 1][i] = runs", "values[next][i] = runs"),
     _way_out("float32 as 16 bits", "!= DType::kF32)", "!= DType::kS32)"),
     _way_out("nothing recomputed", "|| any_wanted(runs, fix))", ")", FLOAT32),
