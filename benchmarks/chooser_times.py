@@ -107,6 +107,10 @@ def _key(dtype: str, layout: str, sizes: Sizes, precision: Precision | None = No
     return Key(dtype, dtype, dtype, precision or ("highest" if dtype == "float32" else "default"), layout, *sizes)
 
 
+def _keys(dtype: str, precision: Precision, layouts: Mapping[str, Sequence[Sizes]]) -> list[Key]:
+    return [_key(dtype, layout, sizes, precision) for layout in layouts for sizes in layouts[layout]]
+
+
 ODD_FILE = "chooser_times_odd.json"
 
 
@@ -136,8 +140,7 @@ def odd_keys() -> list[Key]:
         ],
         "NT": [(1, 333, 333, 333)],
     }  # fmt: skip
-    default = [_key("bfloat16", layout, sizes) for layout in halves for sizes in halves[layout]]
-    return default + [_key("float32", layout, sizes, "default") for layout in wide for sizes in wide[layout]]
+    return _keys("bfloat16", "default", halves) + _keys("float32", "default", wide)
 
 
 SMALL_FILE = "chooser_times_small.json"
@@ -176,15 +179,8 @@ def small_keys() -> list[Key]:
         "NN": [(12, 49, 64, 49), (4, 128, 64, 64), (1, 300, 20, 50)],
         "TN": [(1, 100, 160, 33)],
     }
-    groups: list[tuple[str, Precision, dict[str, list[Sizes]]]] = [
-        ("bfloat16", "default", halves), ("float32", "default", wide), ("float32", "highest", exact),
-    ]  # fmt: skip
-    return [
-        _key(dtype, layout, sizes, precision)
-        for dtype, precision, layouts in groups
-        for layout in layouts
-        for sizes in layouts[layout]
-    ]
+    default = _keys("bfloat16", "default", halves) + _keys("float32", "default", wide)
+    return default + _keys("float32", "highest", exact)
 
 
 _SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
@@ -205,12 +201,7 @@ ODD_WHAT = (
     "and jax.lax.dot_general; K split as the model does; interleaved in random order, operands rotating through twice "
     "the L2 cache"
 )
-SMALL_WHAT = (
-    "microseconds of all kernels of a call by CUPTI, median, and one more for each kernel but the first: of all tiles "
-    "of mma_multistage and wgmma, those of mma that load several k-tiles at once, those of gemv that the model took to "
-    "be at most three times slower than its choice, and jax.lax.dot_general; K split as the model does; interleaved in "
-    "random order, operands rotating through twice the L2 cache"
-)
+SMALL_WHAT = ODD_WHAT.replace("those of gemv", "those of mma that load several k-tiles at once, those of gemv")
 GAP_US = 1.0
 """Between two kernels of a call, which CUPTI does not count: by so much longer than its times were those between two
 events around a call of two kernels than around one of one kernel (medians of 585 and 274 calls on an H200).
@@ -350,12 +341,8 @@ def row_documents(found: dict[Key, dict[Cell, float]]) -> dict[str, Document]:
     return {ROWS_FILE: {"family": ROWS_FAMILY, "what": ROWS_WHAT, "rows": measured}}
 
 
-def odd_documents(found: dict[Key, dict[Cell, float]]) -> dict[str, Document]:
-    return {ODD_FILE: {"what": ODD_WHAT, "rows": [row_of(*item) for item in found.items()]}}
-
-
-def small_documents(found: dict[Key, dict[Cell, float]]) -> dict[str, Document]:
-    return {SMALL_FILE: {"what": SMALL_WHAT, "rows": [row_of(*item) for item in found.items()]}}
+def one_document(name: str, what: str, found: dict[Key, dict[Cell, float]]) -> dict[str, Document]:
+    return {name: {"what": what, "rows": [row_of(*item) for item in found.items()]}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,8 +356,8 @@ class Plan:
 
 TILES = Plan(lambda: [_key(DTYPE, LAYOUT, sizes) for sizes in PROBLEMS], every_cell, tile_documents)
 ROWS = Plan(row_keys, row_cells, row_documents)
-ODD = Plan(odd_keys, odd_cells, odd_documents)
-SMALL = Plan(small_keys, small_cells, small_documents)
+ODD = Plan(odd_keys, odd_cells, functools.partial(one_document, ODD_FILE, ODD_WHAT))
+SMALL = Plan(small_keys, small_cells, functools.partial(one_document, SMALL_FILE, SMALL_WHAT))
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNEL_NAMES = [info.name for info in _core.kernels()]
 AT_ONCE = [info.name for info in _core.kernels() if info.tiles_at_once > 1]
 """Rivals of the pipelined families where sums are short, though they belong to an earlier rung."""
+MOST_K_AT_ONCE = 200
 MULTIPROCESSORS = _core.planned_multiprocessors(90)
 """For which the model plans on compute capability 9.0 (cuda/select.cc)."""
 FAMILIES = list(dict.fromkeys(info.family for info in _core.kernels()))

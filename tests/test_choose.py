@@ -15,7 +15,17 @@ import jaxgemm
 from jaxgemm._choose import NO_SPLIT, NOMINAL_SIZE, choose, preference, why_not
 from jaxgemm._native import _core
 from jaxgemm._target import PORTABLE_SM
-from tests.helpers import AT_ONCE, FAMILIES, KERNEL_NAMES, MULTIPROCESSORS, cuda_text, problem, request, struct
+from tests.helpers import (
+    AT_ONCE,
+    FAMILIES,
+    KERNEL_NAMES,
+    MOST_K_AT_ONCE,
+    MULTIPROCESSORS,
+    cuda_text,
+    problem,
+    request,
+    struct,
+)
 from tests.values import is_float
 
 DTYPES = sorted({row for info in _core.kernels() for row in info.dtypes})
@@ -49,7 +59,7 @@ def test_select_is_total_and_right(rng: np.random.Generator) -> None:
         last_family = max((n.split(":")[0] for n in once or able), key=FAMILIES.index)
         fitted = {info.family for info in _core.kernels() if info.stages > 2}  # to measurements: these may compete
         rungs = fitted if last_family in fitted else {last_family}
-        short = min(asked.m, asked.n) >= 8 and asked.k <= 200 and name in AT_ONCE
+        short = min(asked.m, asked.n) >= 8 and asked.k <= MOST_K_AT_ONCE and name in AT_ONCE
         assert short or name.split(":")[0] in rungs, "the latest rung that can without computing all sums twice"
         for family in FAMILIES:
             named = _core.select(asked, family)
@@ -61,7 +71,7 @@ def test_select_is_total_and_right(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("batch", "m", "n", "k", "family"),
     [
-        (8, 197, 32, 197, "mma"), (1, 127, 521, 131, "mma"), (16, 197, 64, 250, "mma_multistage"),
+        (8, 197, 32, 197, "mma"), (1, 127, 521, 131, "mma"), (16, 197, 64, 197, "mma_multistage"),
         (1, 50, 50257, 768, "mma_multistage"), (1, 100, 50257, 768, "mma_multistage"), (8, 577, 128, 577, "wgmma"),
         (1, 577, 1021, 4093, "wgmma"), (1, 2001, 2003, 2005, "wgmma"),
     ],
@@ -317,7 +327,7 @@ def test_explained_costs(sizes: tuple[int, int, int], dtype: str) -> None:
         assert name == said.kernel or f"{name}: could run, in {cost:.3g} times the time by the model" in str(said)
     places = {family: -place for place, family in enumerate(FAMILIES)}
     places["gemv"] = places["mma_multistage"] if m == 1 or k == 129 else 1  # a rival on cost, or behind all
-    rivals = AT_ONCE if k <= 200 and m > 1 else ()
+    rivals = AT_ONCE if k <= MOST_K_AT_ONCE and m > 1 else ()
     rungs = [
         (places["mma_multistage" if name in rivals else name.split(":")[0]], cost) for name, cost in said.costs.items()
     ]
