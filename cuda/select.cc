@@ -30,6 +30,7 @@
 #include "select_mixed.h"
 #include "tile/at_once.h"
 #include "tile/padding.h"
+#include "tile/run_of_rows.h"
 
 namespace jaxgemm {
 namespace {
@@ -102,6 +103,14 @@ bool may_take_tiles(const KernelInfo& info, const Problem& p) {
 // Where rows of out do not begin at vectors (epilogue/rows_out.cuh, RowPhases): of a tile, and of its bytes and rows.
 constexpr double kUnalignedOutUs = 1.25, kUnalignedOutByteUs = 4.5e-5, kUnalignedOutRowUs = 9.6e-3;
 
+// What is left of that where a tile has whole rows of out, and they go out in runs.
+constexpr double kRunsShare = 0.57;
+bool writes_runs(const KernelInfo& info, const Problem& p) {
+  const int most = most_run_cols(static_cast<int>(size_bytes(p.out_dtype)));
+  const bool sums_apart = p.lhs_dtype == DType::kF32 && p.precision == Precision::kHighest;
+  return info.tma && info.split_k && !sums_apart && p.out.ld == p.N && p.N <= std::min(info.cta_tile.n, most);
+}
+
 constexpr double kPairsUs = 1.62;  // of CTAs that load for each other, and so wait for each other
 
 // Where a CTA's consumers take turns, one of them writes its tile while the other one multiplies: what of a tile's cost
@@ -142,22 +151,26 @@ bool aligned(const MatrixView& view, DType dtype) { return begins_at_vectors(vie
 // which is nearly all that it does. They are rivals of the pipelined families where they were measured to be
 // (tests/chooser_times_small.json): where CTAs run side by side in few waves, and sums are short.
 struct AtOnce {
-  bool in_vectors;
+  bool in_vectors, along_k;
   int64_t ctas, waits;
 
   AtOnce(const KernelInfo& info, const Problem& p)
-      : in_vectors(made_of_vectors(p.lhs, size_bytes(p.lhs_dtype)) && made_of_vectors(p.rhs, size_bytes(p.rhs_dtype))) {
+      : in_vectors(made_of_vectors(p.lhs, size_bytes(p.lhs_dtype)) && made_of_vectors(p.rhs, size_bytes(p.rhs_dtype))),
+        along_k(!p.lhs.transposed && p.rhs.transposed) {
     const int64_t tiles = p.batch * ceil_div(p.M, info.cta_tile.m) * ceil_div(p.N, info.cta_tile.n);
-    const bool along_k = !p.lhs.transposed && p.rhs.transposed;
     ctas = ceil_div(tiles, planned_multiprocessors(p.sm));
     waits = ceil_div(p.K, int64_t{info.cta_tile.k} * loaded_at_once(info.tiles_at_once, in_vectors && along_k));
   }
 };
 
+// Of these, tiles of more than 32 x 32. They were only measured to gain where both operands come in vectors along K.
+bool large_at_once(const KernelInfo& info) { return info.cta_tile.m > 32; }
+
 bool at_once_pays(const KernelInfo& info, const Problem& p) {
   constexpr int64_t kLeastSide = 8, kMostK = 200, kMostWaves = 4;
   if (info.tiles_at_once == 1 || std::min(p.M, p.N) < kLeastSide || p.K > kMostK) return false;
-  return AtOnce(info, p).ctas <= kMostWaves * info.resident_ctas;
+  const AtOnce at(info, p);
+  return at.ctas <= kMostWaves * info.resident_ctas && (!large_at_once(info) || (at.in_vectors && at.along_k));
 }
 
 // Less a microsecond, which the estimates of others leave out. The first CTA and its first wait; each further wait;
@@ -166,11 +179,20 @@ bool at_once_pays(const KernelInfo& info, const Problem& p) {
 double at_once_us(const KernelInfo& info, const Problem& p) {
   constexpr double kLeastUs = 1.36, kWaitUs = 0.785, kCtaUs = 0.43, kUnalignedUs = 0.08, kElementUs = 0.0095;
   const AtOnce at(info, p);
+  const auto further_waits = static_cast<double>(std::max<int64_t>(at.waits, 1) - 1);
+  const auto ctas = static_cast<double>(at.ctas);
   const auto k = static_cast<double>(ceil_div(p.K, info.cta_tile.k) * info.cta_tile.k);
+  const bool unaligned = !aligned(p.out, p.out_dtype);
+  if (large_at_once(info)) {
+    // Here it is K that makes a further CTA longer, and rows that begin anywhere each of them, but for whole ones.
+    constexpr double kLargeLeastUs = 1.8, kLargeWaitUs = 1.0, kLargeCtaUs = 0.022, kLargeUnalignedUs = 1.0;
+    const bool apart = unaligned && (p.N > info.cta_tile.n || p.out.ld != p.N);
+    return kLargeLeastUs + further_waits * kLargeWaitUs + (ctas - 1.0) * k * kLargeCtaUs +
+           (apart ? ctas * kLargeUnalignedUs : 0.0);
+  }
   const double elements = static_cast<double>(info.warp_tile.m + info.warp_tile.n) / kWarpSize * k;
-  const double vectors_us = kCtaUs + (aligned(p.out, p.out_dtype) ? 0.0 : kUnalignedUs);
-  return kLeastUs + static_cast<double>(std::max<int64_t>(at.waits, 1) - 1) * kWaitUs +
-         static_cast<double>(at.ctas - 1) * (at.in_vectors ? vectors_us : elements * kElementUs);
+  const double vectors_us = kCtaUs + (unaligned ? kUnalignedUs : 0.0);
+  return kLeastUs + further_waits * kWaitUs + (ctas - 1.0) * (at.in_vectors ? vectors_us : elements * kElementUs);
 }
 
 // Of several rows, by_vector() kernels read the matrix again for each. There they were only measured to gain, and what
@@ -277,7 +299,9 @@ double cost_us(const KernelInfo& info, const Problem& p, int64_t tiles, int64_t 
     const double rows_us = static_cast<double>(ceil_div(p.N, info.cta_tile.n)) * kUnalignedOutRowUs;
     const double written = waves + (parts ? 0.0 : static_cast<double>(share));
     const double in_turn = waves + (parts ? 0.0 : static_cast<double>(ceil_div(share, resident)));
-    cost += in_turn * kUnalignedOutUs + written / static_cast<double>(tiles) * rows * (bytes_us + rows_us);
+    const double all_us =
+        in_turn * kUnalignedOutUs + written / static_cast<double>(tiles) * rows * (bytes_us + rows_us);
+    cost += writes_runs(info, p) ? all_us * kRunsShare : all_us;
   }
   if (moved > 0.0) cost += turns * (kMovedCtaUs + moved * kMovedCtaByteUs);
   if (info.cluster_ctas > 1) cost += kPairsUs;

@@ -1,26 +1,29 @@
 // The way of a warp's mma.sync accumulators from its lanes' registers to out, each lane its own neighbours along a row:
-// nothing is exchanged, no other warp waited for, and stores are short. For so few sums that this takes less.
+// nothing is exchanged, no other warp waited for, and stores are short. For so few sums that this takes less. Where
+// rows of out begin anywhere, and a CTA has whole ones, they are put together in shared memory.
 #pragma once
 
 #include "epilogue/epilogue.cuh"
+#include "epilogue/out_run.cuh"
 #include "tile/fragment.cuh"
 #include "tile/scheduler.cuh"
 
 namespace jaxgemm {
 
-// Of one lane, the accumulators of a warp tile whose rows (columns) are dealt in groups (fragment::dealt()): columns
-// one by one, or in twos. They are runs of neighbours, each at a multiple of its length.
+// Of one lane, the accumulators of a warp tile whose rows (columns) are dealt in groups (fragment::dealt()). They are
+// runs of neighbours, each at a multiple of its length.
 template <int kRowGroup, int kColGroup, class Accumulator, int kFragmentsM, int kFragmentsN>
 struct LaneRuns {
-  static_assert(kColGroup <= 2 && kFragmentsN % kColGroup == 0);
-  static constexpr int kRunsOfRow = kFragmentsN / kColGroup, kRuns = 2 * kFragmentsM * kRunsOfRow;
-  static constexpr int kElems = 2 * kColGroup;
+  static_assert(kFragmentsN % kColGroup == 0);
+  static constexpr int kElems = kColGroup == 1 ? 2 : 4, kRunsOfRow = 2 * kFragmentsN / kElems,
+                       kRuns = 2 * kFragmentsM * kRunsOfRow;
 
   __device__ static int row(int run, const fragment::Coord& first) {
     return fragment::dealt<kRowGroup>(run / kRunsOfRow, first.row);
   }
   __device__ static int col(int run, const fragment::Coord& first) {
-    return fragment::dealt<kColGroup>(run % kRunsOfRow * kColGroup, first.col);
+    const Place place = place_of(run, 0);
+    return fragment::dealt<kColGroup>(place.slot, first.col + place.col);
   }
 
   Accumulator values[kRuns][4] = {};  // of which kElems are used
@@ -28,12 +31,22 @@ struct LaneRuns {
   __device__ explicit LaneRuns(const Accumulator (&sums)[kFragmentsM][kFragmentsN][4]) {
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
-      const int slot = run / kRunsOfRow, j = run % kRunsOfRow * kColGroup;
+      const int row_slot = run / kRunsOfRow;
 #pragma unroll
       for (int i = 0; i < kElems; ++i) {
-        values[run][i] = sums[slot / 2][j + i % kColGroup][slot % 2 * 2 + i / kColGroup];
+        const Place place = place_of(run, i);
+        values[run][i] = sums[row_slot / 2][place.slot][row_slot % 2 * 2 + place.col];
       }
     }
+  }
+
+ private:
+  struct Place {
+    int slot, col;  // which fragment, and which of a lane's two columns of it
+  };
+  __device__ static constexpr Place place_of(int run, int i) {
+    const int at = run % kRunsOfRow * kElems + i;  // among the lane's columns, as they lie in a row
+    return {at / (2 * kColGroup) * kColGroup + at % kColGroup, at / kColGroup % 2};
   }
 };
 
@@ -61,6 +74,26 @@ __device__ void write_plain_runs(const Runs& runs, const Epilogue& epilogue, con
       }
     }
   }
+}
+
+// The same where rows of out lie end to end, of a CTA tile at `tile` that has all columns, from shared memory: what it
+// has of out is one run.
+template <class Out, int kThreads, class Runs>
+__device__ void write_whole_rows(const Runs& runs, char* s_bytes, const Epilogue& epilogue, const TileCoord& tile,
+                                 int rows, int warp_row, int warp_col, const fragment::Coord& first, int cols) {
+  const OutRun<Out> run(static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + tile.row * epilogue.ld);
+  Out* s_first = run.staged(s_bytes);
+#pragma unroll
+  for (int i = 0; i < Runs::kRuns; ++i) {
+    const int col = warp_col + Runs::col(i, first);
+    Out* s_elements = s_first + (warp_row + Runs::row(i, first)) * cols + col;
+#pragma unroll
+    for (int j = 0; j < Runs::kElems; ++j) {
+      if (col + j < cols) round1(s_elements + j, runs.values[i][j]);
+    }
+  }
+  __syncthreads();
+  run.template write<kThreads>(s_first, static_cast<int>(threadIdx.x), rows * cols);
 }
 
 // The same with all that an epilogue may have to do. The code, which is long, is there once: runs take turns in the
@@ -93,20 +126,30 @@ __device__ bool any_wanted(const Runs& runs, const Fix& fix) {
   return wanted;
 }
 
-template <class Op, int kRowGroup, int kColGroup, int kFragmentsM, int kFragmentsN, class Fix>
-__device__ void write_lanes(const typename Op::Accumulator (&sums)[kFragmentsM][kFragmentsN][4],
-                            const Epilogue& epilogue, const Fix& fix, const TileCoord& tile, int lane, int64_t M,
-                            int64_t N) {
+// A warp's sums, where the CTA's tile, of kCta, begins at `tile` and the warp's at (warp_row, warp_col) of it.
+template <class Op, Tile kCta, int kThreads, int kRowGroup, int kColGroup, int kFragmentsM, int kFragmentsN, class Fix>
+__device__ void write_lanes(const typename Op::Accumulator (&sums)[kFragmentsM][kFragmentsN][4], char* s_bytes,
+                            const Epilogue& epilogue, const Fix& fix, const TileCoord& tile, int warp_row, int warp_col,
+                            int lane, int64_t M, int64_t N) {
   using Sum = typename Op::Accumulator;
   LaneRuns<kRowGroup, kColGroup, Sum, kFragmentsM, kFragmentsN> runs(sums);
   const fragment::Coord first = fragment::d(lane, 0);
-  if (!epilogue.plain() || any_wanted(runs, fix)) return write_runs(runs, epilogue, fix, tile, first, M, N);
-  if constexpr (sizeof(typename Op::Element) == 2) {
-    if (epilogue.out_dtype != DType::kF32) {
-      return write_plain_runs<typename Op::Element>(runs, epilogue, tile, first, M, N);
+  const TileCoord at = {tile.batch, tile.row + warp_row, tile.col + warp_col};
+  if (!epilogue.plain() || any_wanted(runs, fix)) return write_runs(runs, epilogue, fix, at, first, M, N);
+  const bool whole_rows = !Op::kRecomputes && !epilogue.quads_aligned && N <= kCta.n && epilogue.ld == N;
+  const auto write = [&]<class Out>(Out) {
+    if (whole_rows) {
+      const int rows = static_cast<int>(M - tile.row < kCta.m ? M - tile.row : kCta.m);
+      write_whole_rows<Out, kThreads>(runs, s_bytes, epilogue, tile, rows, warp_row, warp_col, first,
+                                      static_cast<int>(N));
+    } else {
+      write_plain_runs<Out>(runs, epilogue, at, first, M, N);
     }
+  };
+  if constexpr (sizeof(typename Op::Element) == 2) {
+    if (epilogue.out_dtype != DType::kF32) return write(typename Op::Element{});
   }
-  write_plain_runs<Sum>(runs, epilogue, tile, first, M, N);
+  write(Sum{});
 }
 
 }  // namespace jaxgemm

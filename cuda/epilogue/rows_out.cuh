@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "ptx/pin.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/swizzled_rows.cuh"

@@ -37,8 +37,8 @@ __device__ void fix_sums(float (&sums)[kBlocks][kRegisters], const Recompute& fi
 template <int kBlocks, class Sum, int kRegisters>
 __device__ void fix_sums(Sum (&)[kBlocks][kRegisters], const Keep&, const TileCoord&, const Shape&) {}
 
-// To out, the consumer's rows of this tile.
-template <Way kWay, class Op, class Sum, int kBlocks, int kRegisters>
+// To out, the consumer's rows of this tile. kInRuns: see OutWriter::store_anywhere().
+template <Way kWay, class Op, bool kInRuns, class Sum, int kBlocks, int kRegisters>
 __device__ void write(Sum (&sums)[kBlocks][kRegisters], OutWriter& writer, const CUtensorMap& map, bool tma_stores,
                       const Epilogue& epilogue, const Terms<kRegisters * 2>& terms, const TileCoord& tile,
                       const Shape& shape) {
@@ -51,7 +51,7 @@ __device__ void write(Sum (&sums)[kBlocks][kRegisters], OutWriter& writer, const
     if constexpr (kWay == Way::kAny) writer.finish(sums[block], epilogue, terms.alpha);
     const auto store = [&]<class Out>(Out) {
       if (kWay == Way::kAny && !tma_stores) {
-        writer.template store_anywhere<Out>(sums[block], epilogue, at, shape.M, shape.N);
+        writer.template store_anywhere<Out, kInRuns>(sums[block], epilogue, at, shape.M, shape.N);
       } else {
         writer.template store<Out>(sums[block], map, static_cast<int>(at.row), static_cast<int>(at.col),
                                    static_cast<int>(at.batch));

@@ -6,9 +6,11 @@
 #include "epilogue/epilogue.cuh"
 #include "epilogue/rows_out.cuh"
 #include "epilogue/staged.cuh"
+#include "epilogue/whole_rows.cuh"
 #include "ptx/address.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/pin.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
@@ -25,6 +27,7 @@ struct OutStaging {
   union {
     alignas(kAtomBytes) char slots[kOutSlots][kOutRows * kRowBytes];
     StagedRows rows[ptx::kWarpgroupThreads / 32];
+    RunOfRows runs[ptx::kWarpgroupThreads / 32];
   };
   alignas(16) float bias[kMaxTileCols];
 };
@@ -116,18 +119,19 @@ class OutWriter {
   }
 
   // The same where TMA cannot store: rows of out begin at any element. Of 16 bits, two columns of it take one register:
-  // those of half of the sums are free then.
-  template <class Out, class Sum, int kRegisters>
+  // those of half of the sums are free then. kInRuns: there are registers for rows of out that lie end to end to go out
+  // together.
+  template <class Out, bool kInRuns, class Sum, int kRegisters>
   __device__ void store_anywhere(Sum (&sums)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
                                  int64_t N) {
     if constexpr (sizeof(Out) == 2) {
       uint32_t pairs[kRegisters / 2];
 #pragma unroll
       for (int i = 0; i < kRegisters / 2; ++i) pairs[i] = packed<Out>(sums[2 * i], sums[2 * i + 1]);
-      write_rows<Out>(pairs, epilogue, tile, M, N);
+      write_rows<Out, kInRuns>(pairs, epilogue, tile, M, N);
     } else {
       static_assert(std::is_same_v<Out, Sum>);
-      write_rows<Out>(sums, epilogue, tile, M, N);
+      write_rows<Out, kInRuns>(sums, epilogue, tile, M, N);
     }
   }
 
@@ -222,14 +226,25 @@ class OutWriter {
     }
   }
 
-  template <class Out, class Value, int kRegisters>
+  template <class Out, bool kInRuns, class Value, int kRegisters>
   __device__ void write_rows(Value (&values)[kRegisters], const Epilogue& epilogue, const TileCoord& tile, int64_t M,
                              int64_t N) {
+    constexpr int kTileCols = kRegisters * 2 * static_cast<int>(sizeof(Value) / sizeof(Out));
     const int warp = thread_ / 32;
     const int64_t row = tile.row + warp * StagedRows::kRows;
+    meet();  // all have read the bias, which may be staged anew after this
+    constexpr int kMostCols = kMostRunCols<sizeof(Out)>;
+    if constexpr (kInRuns && kTileCols <= kMostCols + 1) {
+      if (epilogue.ld == N && N <= (kTileCols < kMostCols ? kTileCols : kMostCols)) {
+        Out* g_rows = static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + row * epilogue.ld;
+        const int64_t rows = M - row;
+        return WholeRows<Out, Value>::write(values, s_staging_.runs[warp], thread_ % 32, g_rows,
+                                            static_cast<int>(rows < StagedRows::kRows ? rows : StagedRows::kRows),
+                                            static_cast<int>(epilogue.ld));
+      }
+    }
     Out* g_rows = static_cast<Out*>(epilogue.out) + tile.batch * epilogue.batch_stride + row * epilogue.ld + tile.col;
     const int64_t rows = M - row, cols = N - tile.col;
-    meet();  // all have read the bias, which may be staged anew after this
     RowsOut<Out, Value>::write(values, s_staging_.rows[warp], thread_ % 32, g_rows, epilogue.ld,
                                static_cast<int>(rows < StagedRows::kRows ? rows : StagedRows::kRows),
                                static_cast<int>(cols < kMaxTileCols ? cols : kMaxTileCols));

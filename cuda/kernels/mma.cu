@@ -12,8 +12,9 @@
 // There is no shared memory but for the way out, and no barrier in the loop: warps that need the same operands find
 // them in the L1 cache.
 //
-// Tiles of 32 x 32 are for what takes no longer than waiting for memory once or twice: a lane has several k-tiles on
-// their way before it multiplies the first, rows that begin anywhere included, and its sums go from registers to out.
+// Tiles `_at_once` and of 32 x 32 are for what takes no longer than waiting for memory once or twice: a lane has
+// several k-tiles on their way before it multiplies the first, rows that begin anywhere included, and its sums go from
+// registers to out (epilogue/lane_out.cuh).
 //
 // Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions"; the walk-through of mma.m16n8k16 with
 // fragments "loaded by hand", here with the order of rows and of K as degrees of freedom.
@@ -21,6 +22,7 @@
 
 #include "epilogue/lane_out.cuh"
 #include "launch.cuh"
+#include "ptx/pin.cuh"
 #include "ptx/shared_storage.cuh"
 #include "tile/at_once.h"
 #include "tile/fragment.cuh"
@@ -35,7 +37,11 @@ namespace {
 constexpr int kVectorWords = kVectorBytes / 4;
 constexpr int kLanesAlongK = 4, kLanesAlongMn = kWarpSize / kLanesAlongK;
 
-struct NoSharedStorage {};
+// Rows of out of a tile, end to end, of any dtype.
+template <int kElements>
+struct RunStorage {
+  alignas(kVectorBytes) char bytes[OutRun<float>::bytes(kElements)];
+};
 
 // A k-tile is a vector for each of the lanes along K. AT_ONCE: how many of them a lane loads before it multiplies.
 template <int ELEMENT_BYTES, int CTA_M, int CTA_N, int WARP_M, int WARP_N, int CTAS, int AT_ONCE = 1>
@@ -50,7 +56,7 @@ struct TileConfig {
   static constexpr int kStages = 1, kThreads = CTA_M / WARP_M * kWarpsN * kWarpSize, kCtas = CTAS;
   static constexpr int kTilesAtOnce = AT_ONCE;
   // When the K loop is over.
-  using SharedStorage = std::conditional_t<AT_ONCE == 1, StagedSums<CTA_M, CTA_N>, NoSharedStorage>;
+  using SharedStorage = std::conditional_t<AT_ONCE == 1, StagedSums<CTA_M, CTA_N>, RunStorage<CTA_M * CTA_N>>;
 };
 
 struct Config32x32x32 : TileConfig<2, 32, 32, 16, 16, 4, 4> {};
@@ -60,6 +66,12 @@ struct Config128x128x32 : TileConfig<2, 128, 128, 64, 64, 2> {};
 struct Config32x32x16 : TileConfig<4, 32, 32, 16, 16, 4, 4> {};
 struct Config64x64x16 : TileConfig<4, 64, 64, 32, 32, 3> {};
 struct Config128x64x16 : TileConfig<4, 128, 64, 64, 32, 2> {};
+struct Config64x64x32_at_once : TileConfig<2, 64, 64, 32, 32, 4, 2> {
+  static constexpr std::string_view kSuffix = "_at_once";
+};
+struct Config64x64x16_at_once : TileConfig<4, 64, 64, 32, 32, 3, 2> {
+  static constexpr std::string_view kSuffix = "_at_once";
+};
 struct Config64x64x64 : TileConfig<1, 64, 64, 32, 32, 4> {};
 struct Config128x128x64 : TileConfig<1, 128, 128, 64, 64, 2> {};
 
@@ -131,20 +143,11 @@ class LaneBlock {
           runs.vectors[k][i] = *reinterpret_cast<const typename Along::Vector*>(g_vectors + k * ld_);
         }
       }
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-#pragma unroll
-        for (int i = 0; i < kVectorWords; ++i) words[slot][i] = runs.along_k(i * kElemsPerWord, slot);
-      }
+      turn_around(words, runs);
     } else {
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
-        uint4 vector = {};
-        if (mn(slot, 0) < mn_left_) vector = *reinterpret_cast<const uint4*>(g_next_ + mn(slot, 0) * ld_);
-        words[slot][0] = vector.x;
-        words[slot][1] = vector.y;
-        words[slot][2] = vector.z;
-        words[slot][3] = vector.w;
+        load_vector(words[slot], g_next_ + mn(slot, 0) * ld_, mn(slot, 0) < mn_left_);
       }
     }
     next_k_tile();
@@ -190,23 +193,14 @@ class LaneBlock {
       for (int k = 0; k < kElems; ++k) {
         if (k < k_inside) runs.vectors[k][0] = *reinterpret_cast<const typename Along::Vector*>(g_vector + k * ld_);
       }
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-#pragma unroll
-        for (int i = 0; i < kVectorWords; ++i) words[slot][i] = runs.along_k(i * kElemsPerWord, slot);
-      }
+      turn_around(words, runs);
     } else {
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
         const int inside = mn(slot, 0) < mn_left_ ? k_inside : 0;
         const Element* g_slot = g_next_ + (kMnContiguous ? mn(slot, 0) : mn(slot, 0) * ld_);
         if constexpr (kVectors) {
-          uint4 vector = {};
-          if (inside > 0) vector = *reinterpret_cast<const uint4*>(g_slot);
-          words[slot][0] = vector.x;
-          words[slot][1] = vector.y;
-          words[slot][2] = vector.z;
-          words[slot][3] = vector.w;
+          load_vector(words[slot], g_slot, inside > 0);
         } else {
           const Bits* g_bits = reinterpret_cast<const Bits*>(g_slot);
           Bits bits[kElems] = {};
@@ -231,6 +225,24 @@ class LaneBlock {
  private:
   using Bits =
       std::conditional_t<sizeof(Element) == 4, uint32_t, std::conditional_t<sizeof(Element) == 2, uint16_t, uint8_t>>;
+
+  // Zeros where there is none.
+  __device__ static void load_vector(uint32_t (&words)[kVectorWords], const Element* g_vector, bool exists) {
+    uint4 vector = {};
+    if (exists) vector = *reinterpret_cast<const uint4*>(g_vector);
+    words[0] = vector.x;
+    words[1] = vector.y;
+    words[2] = vector.z;
+    words[3] = vector.w;
+  }
+
+  __device__ static void turn_around(Words& words, const Runs<Element, kSlots>& runs) {
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+      for (int i = 0; i < kVectorWords; ++i) words[slot][i] = runs.along_k(i * kElemsPerWord, slot);
+    }
+  }
 
   __device__ void next_k_tile() { g_next_ += kLanesAlongK * kElems * (kMnContiguous ? ld_ : 1); }
 
@@ -314,8 +326,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
     } else {
       multiply_at_once<Config, Op, kElements, false>(accumulators, lhs, rhs, K);
     }
-    write_lanes<Op, LhsBlock::kGroup, RhsBlock::kGroup>(accumulators, epilogue, fix, {tile.batch, row, col}, lane, M,
-                                                        N);
+    int block[] = {static_cast<int>(blockIdx.x)};  // what follows from it is computed anew, and held in no register
+    ptx::pin_registers(block);
+    write_lanes<Op, Config::kCtaTile, Config::kThreads, LhsBlock::kGroup, RhsBlock::kGroup>(
+        accumulators, shared_storage<typename Config::SharedStorage>().bytes, epilogue, fix, grid.tile(block[0]),
+        warp_row, warp_col, lane, M, N);
   } else {
     typename LhsBlock::Words lhs_words;
     typename RhsBlock::Words rhs_words;
@@ -382,4 +397,5 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 
 JAXGEMM_FAMILY(mma, &kKernel<Config64x64x32>, &kKernel<Config128x64x32>, &kKernel<Config128x128x32>,
                &kKernel<Config64x64x16>, &kKernel<Config128x64x16>, &kKernel<Config64x64x64>,
-               &kKernel<Config128x128x64>, &kKernel<Config32x32x32>, &kKernel<Config32x32x16>)
+               &kKernel<Config128x128x64>, &kKernel<Config32x32x32>, &kKernel<Config64x64x32_at_once>,
+               &kKernel<Config32x32x16>, &kKernel<Config64x64x16_at_once>)

@@ -52,8 +52,13 @@ struct Config128x64x32 : TileConfig<4, 128, 64, 64, 32, 2> {};
 struct Config64x64x128 : TileConfig<1, 64, 64, 32, 32, 4> {};
 struct Config128x128x128 : TileConfig<1, 128, 128, 64, 64, 2> {};
 
+// CTAs side by side, which bound a thread's registers. Of float32 one more: there ptxas takes a few registers too many
+// for it if it may.
+template <class Config, class Op>
+constexpr int kCtas = Config::kCtas + (Config::kElementBytes == 4 && !Op::kSumsApart ? 1 : 0);
+
 template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
-__global__ void __launch_bounds__(Config::kThreads, Config::kCtas)
+__global__ void __launch_bounds__(Config::kThreads, kCtas<Config, Op>)
     mma_ldmatrix_kernel(GlobalMatrix<typename Op::Element, kLhsTransposed> g_lhs,
                         GlobalMatrix<typename Op::Element, kRhsTransposed> g_rhs, bool lhs_aligned, bool rhs_aligned,
                         Epilogue epilogue, FixOf<Op> fix, TileGrid grid, int64_t M, int64_t N, int64_t K) {

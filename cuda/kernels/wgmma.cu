@@ -23,6 +23,7 @@
 #include "launch.cuh"
 #include "mainloop/sm90_rhs_registers.cuh"
 #include "mainloop/sm90_tma_wgmma.cuh"
+#include "ptx/pin.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared_storage.cuh"
 #include "tile/sm90_schedule.cuh"
@@ -51,7 +52,8 @@ struct TileConfig {
   static constexpr Tile kCtaTile = {CTA_M, CTA_N, kTileK},
                         kWarpTile = {CTA_M / (PING_PONG ? 1 : CONSUMERS) / 4, CTA_N, kTileK};
   static constexpr bool kTma = true, kTf32 = ELEMENT_BYTES == 4, kPingPong = PING_PONG;
-  // Sums apart need as many registers again; and beside still more sums there are none for what parts of K need.
+  // Sums apart need as many registers again; and beside still more sums there are none for what parts of K need, nor
+  // for a way out in runs (tile/run_of_rows.h).
   static constexpr bool kHighest = kWarpTile.m * kWarpTile.n <= 16 * 128,
                         kSplitK = kWarpTile.m * kWarpTile.n <= 32 * 128;
   static constexpr int kConsumers = CONSUMERS, kStages = STAGES, kClusterCtas = CLUSTER_CTAS;
@@ -92,6 +94,10 @@ struct Config128x192x64 : TileConfig<128, 192, 2, 2, true, 4, 1> {
 struct Config64x256x64 : TileConfig<64, 256, 2, 1, false, 5, 1> {
   using SharedStorage = Storage<Config64x256x64>;
 };
+struct Config64x256x64_turns : TileConfig<64, 256, 2, 2, true, 4, 1> {
+  static constexpr std::string_view kSuffix = "_turns";
+  using SharedStorage = Storage<Config64x256x64_turns>;
+};
 struct Config128x256x64 : TileConfig<128, 256, 2, 2, false, 4, 1> {
   using SharedStorage = Storage<Config128x256x64>;
 };
@@ -127,6 +133,10 @@ struct Config128x256x128 : TileConfig<128, 256, 1, 2, false, 4, 2, true> {
 // Whether rhs, as it lies along N, passes through registers.
 template <class Config, class Op>
 constexpr bool kSwaps = Config::kRhsInRegisters && !Op::kAnyMajor && Op::kPlanes == 1;
+
+// Whether a consumer has registers for its way out in runs: for fewer sums than some tiles have, and none apart.
+template <class Config, class Op>
+constexpr bool kInRuns = Config::kSplitK && Op::kPlanes == 1;
 
 template <class Config, class Op, bool kLhsTransposed, bool kRhsTransposed>
 using LoopOf = std::conditional_t<kSwaps<Config, Op> && !kRhsTransposed, sm90::RhsInRegisters<Config, Op>,
@@ -219,7 +229,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                                      schedule.shape.M, schedule.shape.N);
       } else {
         if constexpr (kWay == Way::kAny) sm90::fix_sums(sums, fix, at, schedule.shape);
-        sm90::write<kWay, Op>(sums, writer, out_map, tma_stores, epilogue, terms, at, schedule.shape);
+        sm90::write<kWay, Op, kInRuns<Config, Op>>(sums, writer, out_map, tma_stores, epilogue, terms, at,
+                                                   schedule.shape);
       }
     });
     writer.wait();
@@ -382,7 +393,7 @@ constexpr Kernel kKernel = {describe<Config>(), &launch<Config>, &workspace_byte
 
 JAXGEMM_FAMILY(wgmma, &kKernel<Config64x64x64>, &kKernel<Config64x128x64>, &kKernel<Config64x128x64_pairs>,
                &kKernel<Config128x128x64>, &kKernel<Config128x192x64>, &kKernel<Config64x256x64>,
-               &kKernel<Config128x256x64>, &kKernel<Config128x256x64_pairs>, &kKernel<Config256x128x64>,
-               &kKernel<Config64x128x32>, &kKernel<Config128x128x32>, &kKernel<Config128x256x32>,
-               &kKernel<Config64x128x128>, &kKernel<Config128x128x128>, &kKernel<Config256x128x128>,
-               &kKernel<Config128x256x128>)
+               &kKernel<Config64x256x64_turns>, &kKernel<Config128x256x64>, &kKernel<Config128x256x64_pairs>,
+               &kKernel<Config256x128x64>, &kKernel<Config64x128x32>, &kKernel<Config128x128x32>,
+               &kKernel<Config128x256x32>, &kKernel<Config64x128x128>, &kKernel<Config128x128x128>,
+               &kKernel<Config256x128x128>, &kKernel<Config128x256x128>)

@@ -5,6 +5,7 @@
 #include "ptx/address.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/pin.cuh"
 #include "ptx/wgmma.cuh"
 #include "select_mixed.h"
 #include "tile/packed.cuh"

@@ -24,24 +24,10 @@ namespace jaxgemm::ptx {
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
+// The compiler does not know that this ends the writing to D: pin_registers() keeps reads of D behind it.
 template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// The compiler does not know that wgmma_wait() ends the writing to D: this keeps reads of D behind it.
-template <class Sum, int kRegisters>
-__device__ inline void pin_registers(Sum (&d)[kRegisters]) {
-#pragma unroll
-  for (int i = 0; i < kRegisters; ++i) {
-    if constexpr (std::is_same_v<Sum, float>) asm volatile("" : "+f"(d[i])::"memory");
-    if constexpr (!std::is_same_v<Sum, float>) asm volatile("" : "+r"(d[i])::"memory");
-  }
-}
-template <class Sum, int kBlocks, int kRegisters>
-__device__ inline void pin_registers(Sum (&blocks)[kBlocks][kRegisters]) {
-#pragma unroll
-  for (auto& block : blocks) pin_registers(block);
 }
 
 // What of the instruction's text the operands' types decide: asm puts it in, with the constraint "C". K and the types

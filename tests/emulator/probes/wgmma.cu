@@ -6,6 +6,7 @@
 #include "probes/probe.h"
 #include "ptx/address.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/pin.cuh"
 #include "ptx/shared_storage.cuh"
 #include "ptx/wgmma.cuh"
 

@@ -46,11 +46,6 @@ EMU_INLINE void wgmma_wait() {
   emu::wgmma_wait(kPending);
 }
 
-template <class Sum, int kRegisters>
-EMU_INLINE void pin_registers(Sum (&)[kRegisters]) {}
-template <class Sum, int kBlocks, int kRegisters>
-EMU_INLINE void pin_registers(Sum (&)[kBlocks][kRegisters]) {}
-
 template <class A, class B, int kN, Major kMajorA, Major kMajorB>
 EMU_INLINE void wgmma(WgmmaSum<A> (&d)[kN / 2], uint64_t descriptor_a, uint64_t descriptor_b, int scale_d) {
   static_assert(kIsWgmma<A, B, kN, kMajorA, kMajorB>);

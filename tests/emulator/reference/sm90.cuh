@@ -17,6 +17,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/pin.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared_storage.cuh"
 #include "ptx/tma.cuh"
