@@ -206,8 +206,16 @@ def mma(instance: Instance) -> Expectation:
     way_out: dict[str, Count] = {"STG.128": AtLeast(1)}
     if at_once > 1:
         at_once = at_once // 2 if any(along_mn) else at_once
-        # From registers: a lane holds two neighbours of a row, or, of columns that lie along N, four.
-        way_out = {"BAR": 0, "LDS": 0, "STS": 0, "STG.128" if along_mn[1] else "STG.64": AtLeast(1)}
+        # From registers: a lane holds two neighbours of a row, or, of columns that lie along N, four. Or each of its
+        # elements through shared memory, in every dtype of out; but for sums that may be computed again.
+        dtypes = {"MmaTf32": 1, "MmaTf32x3": 0}.get(instance.arguments[0], 2)
+        elements = share(instance.info.warp_tile[0] * instance.info.warp_tile[1], 32)
+        way_out = {
+            "BAR": dtypes,
+            "STS": dtypes * elements,
+            "LDS.128": AtLeast(1) if dtypes else 0,
+            "STG.128" if along_mn[1] else "STG.64": AtLeast(1),
+        }
     return Expectation(
         main_loop=("*MMA",),  # two: the k-tiles that are loaded in vectors, and those that are not
         k_tile={**mma_counts(instance), "LDSM": 0, "LDS": 0, "STS": 0, "LDGSTS": 0, "BAR": 0},

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNEL_NAMES = [info.name for info in _core.kernels()]
 AT_ONCE = [info.name for info in _core.kernels() if info.tiles_at_once > 1]
 """Rivals of the pipelined families where sums are short, though they belong to an earlier rung."""
+AT_ONCE_IN_ANY_LAYOUT = [info.name for info in _core.kernels() if info.name in AT_ONCE and info.cta_tile[0] <= 32]
+"""Of these, those that are rivals whether or not both operands lie along K."""
 MOST_K_AT_ONCE = 200
 MULTIPROCESSORS = _core.planned_multiprocessors(90)
 """For which the model plans on compute capability 9.0 (cuda/select.cc)."""

@@ -14,7 +14,7 @@ import pytest
 from jaxgemm import _tune, _tuning, _tuning_table
 from jaxgemm._native import _core
 from jaxgemm._tuning_table import Entry, Key
-from tests.helpers import AT_ONCE, MOST_K_AT_ONCE
+from tests.helpers import AT_ONCE_IN_ANY_LAYOUT, MOST_K_AT_ONCE
 from tests.tuning_data import CONTENDERS, H200, Gpu, attach_fake, one_off
 from tests.tuning_data import TUNED as KEY
 from tests.tuning_data import TUNED_MODEL as MODEL
@@ -123,7 +123,7 @@ def test_contenders_are_what_competes_on_price() -> None:
             costs = {info.name: _core.estimated_cost(info.name, native) for info in _core.kernels()}
             few_odd_rows = 129 in sizes and precision == "default"  # which gemv computes one by one
             rivals = {"mma_multistage", "wgmma"} | ({"gemv"} if 1 in sizes[1:3] or few_odd_rows else set())
-            at_once = AT_ONCE if sizes[3] <= MOST_K_AT_ONCE else []
+            at_once = AT_ONCE_IN_ANY_LAYOUT if sizes[3] <= MOST_K_AT_ONCE else []
             able = {
                 name
                 for name, family in families.items()

@@ -1,6 +1,6 @@
 // The way of wgmma's accumulators out of registers, in pieces of 64 rows that each warpgroup stages in shared memory of
 // its own, rounded: swizzled, for TMA to store while the next tile is multiplied, if TMA can address out; else for each
-// warp to store its rows (rows_out.cuh).
+// warp to store its rows (rows_out.cuh; where they lie end to end, whole_rows.cuh).
 #pragma once
 
 #include "epilogue/epilogue.cuh"

@@ -12,7 +12,7 @@
 
 namespace jaxgemm::sm90 {
 
-// Of a warp.
+// A warp's, in shared memory.
 struct RunOfRows {
   alignas(ptx::kChunkBytes) char bytes[kRunBytes];
 };
@@ -45,11 +45,11 @@ class WholeRows {
  private:
   static constexpr int kLanes = 32;
   static constexpr int kValues = sizeof(Out) == 2 ? 1 : 2;  // that a lane has of a row, in eight columns
-
   static constexpr int kColsAtOnce = 64;  // code for columns behind the last is stepped over in such pieces
 
   // Of the accumulator's two rows that a lane has elements of, in every eight columns two, the first or the `later`
-  // one: what of its next `cols` columns there are.
+  // one: from s_elements on, where its first element belongs, what of it lies in the `cols` columns from there. The row
+  // has all_cols.
   template <int kRegisters>
   __device__ static void stage(const Value (&values)[kRegisters], bool later, Out* s_elements, int cols, int all_cols) {
 #pragma unroll

@@ -94,7 +94,7 @@ struct Config128x192x64 : TileConfig<128, 192, 2, 2, true, 4, 1> {
 struct Config64x256x64 : TileConfig<64, 256, 2, 1, false, 5, 1> {
   using SharedStorage = Storage<Config64x256x64>;
 };
-struct Config64x256x64_turns : TileConfig<64, 256, 2, 2, true, 4, 1> {
+struct Config64x256x64_turns : TileConfig<64, 256, 2, 2, true, 4, 1> {  // where writing rows is what takes time
   static constexpr std::string_view kSuffix = "_turns";
   using SharedStorage = Storage<Config64x256x64_turns>;
 };

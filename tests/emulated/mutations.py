@@ -95,7 +95,7 @@ _MMA = [
     Mutation("mma", "another order of K in rhs", "rhs[j][2 * step + r]", "rhs[j][2 * step + 1 - r]"),
     Mutation("mma", "K tail in vectors", "k + kWarp.k <= K;", "k < K;"),
     Mutation("mma", "K tail not zeroed", "static_cast<int>(k_left) - k_ : kElems", "kElems : kElems"),
-    Mutation("mma", "rows beyond the edge read", "if (mn(slot, 0) < mn_left_)", "if (true)"),
+    Mutation("mma", "rows beyond the edge read", "mn(slot, 0) < mn_left_);", "true);"),
     Mutation("mma", "vectors beyond the edge read", "first < last ? first : last", "first"),
     Mutation("mma", "the vector after the last read", "(mn_left_ - 1) &", "mn_left_ &", 0),
     Mutation("mma", "the last vector read for all", "first < last ? first : last", "last"),

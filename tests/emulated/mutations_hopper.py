@@ -7,6 +7,7 @@ from tests.emulator.build import CUDA
 
 LOOP, SCHEDULE = "mainloop/sm90_tma_wgmma.cuh", "tile/sm90_schedule.cuh"
 TMA_OUT, ROWS_OUT = "epilogue/tma_out.cuh", "epilogue/rows_out.cuh"
+WHOLE_ROWS, OUT_RUN = "epilogue/whole_rows.cuh", "epilogue/out_run.cuh"
 RHS_IN_REGISTERS, TAKEN = "mainloop/sm90_rhs_registers.cuh", "tile/taken_tiles.cuh"
 K_SPLIT = "tile/split_k.h"
 CLUSTER_SUMS, RECOMPUTE = "epilogue/cluster_sums.cuh", "epilogue/recompute.cuh"
@@ -90,7 +91,8 @@ _OUT = [
     Mutation("wgmma", "two columns change places", "packed<Out>(sums[2 * i], sums[2 * i + 1])",
              "packed<Out>(sums[2 * i + 1], sums[2 * i])", file=TMA_OUT),
     Mutation("wgmma", "rows of the first warp", "tile.row + warp * StagedRows::kRows", "tile.row", file=TMA_OUT),
-    Mutation("wgmma", "rows of the first batch", "tile.batch * epilogue.batch_stride +", "", file=TMA_OUT),
+    Mutation("wgmma", "rows of the first batch", "tile.batch * epilogue.batch_stride +", "", 1, TMA_OUT),
+    Mutation("wgmma", "whole rows of the first batch", "tile.batch * epilogue.batch_stride +", "", 0, TMA_OUT, TURNS),
     Mutation("wgmma", "rows not moved by four elements", "first & 4 ?", "false ?", file=ROWS_OUT),
     Mutation("wgmma", "rows not moved by two elements", "first & 2 ?", "false ?", file=ROWS_OUT),
     Mutation("wgmma", "rows not moved by an element", "first & 1 ?", "false ?", file=ROWS_OUT),
@@ -119,6 +121,34 @@ _OUT = [
              "      g_rows +=", file=ROWS_OUT),
     Mutation("wgmma", "rows read that are not staged yet", "      __syncwarp();\n      const bool ends",
              "      const bool ends", file=ROWS_OUT),
+    *(
+        Mutation("wgmma", f"whole rows, {what}", old, new, file=WHOLE_ROWS, tile=tile)
+        for what, old, new, tile in (
+            ("one of a lane's two for both", "later ? values[i + kValues + j] : values[i + j]", "values[i + j]", TURNS),
+            ("columns behind the last", "if (at + 1 < cols) s_halves", "if (true) s_halves", TURNS),
+            ("the last column left out", "if (at < cols) s_halves", "if (at + 1 < cols) s_halves", TURNS),
+            ("a piece of columns left out", "at >= all_cols) return", "at + kColsAtOnce > all_cols) return", TURNS),
+            ("of float32, a column for its neighbour", "[at + 1] = value(1)", "[at + 1] = value(0)", FLOAT32),
+            ("read that are not laid down yet", "      __syncwarp();\n      run", "      run", TURNS),
+            ("overwritten that are read", "__syncwarp();  // what is overwritten has been read", "", TURNS),
+            ("the first eight twice", "g_rows += kRunRows * cols;", "", TURNS),
+            ("behind the last", "(rows < kRunRows ? rows : kRunRows) * cols", "kRunRows * cols", TURNS),
+        )
+    ),
+    Mutation("wgmma", "whole rows, that lie apart as if end to end", "epilogue.ld == N && ", "", file=TMA_OUT,
+             tile=TURNS),
+    Mutation("wgmma", "whole rows, of parts", "N <= (kTileCols < kMostCols ? kTileCols : kMostCols)",
+             "N <= kMostCols", file=TMA_OUT, tile="64x128x64"),
+    *(
+        Mutation("wgmma", f"runs, {what}", old, new, file=OUT_RUN, tile=TURNS)
+        for what, old, new in (
+            ("not moved", "% kVectorBytes / sizeof(Out)", "% kVectorBytes / sizeof(Out) * 0"),
+            ("beginnings not written", "if (thread < head)", "if (false)"),
+            ("ends not written", "if (tail < count)", "if (false)"),
+            ("beginnings behind the end", "to_vector < count ? to_vector : count", "to_vector"),
+            ("vectors behind the end", "(count - head) / kElems", "(count - head + kElems - 1) / kElems"),
+        )
+    ),
     Mutation("wgmma", "bias overwritten that is read", "    meet();  // all have read the bias", "    // all have",
              file=TMA_OUT),
     Mutation("wgmma", "chunks behind the end of rows", "p.N * size_bytes(p.out_dtype) % ptx::kChunkBytes == 0;",
