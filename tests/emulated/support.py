@@ -111,6 +111,31 @@ def tail_trials(info: Any, precision: str = "default", layouts: Sequence[str] = 
     ]
 
 
+def has_whole_rows(info: Any) -> bool:
+    """Whether rows of out that begin anywhere and lie end to end take a way of their own where a tile has all columns
+    (cuda/epilogue/whole_rows.cuh, lane_out.cuh).
+    """
+    return info.family == "wgmma" or INFO[info.name].tiles_at_once > 1
+
+
+def whole_rows_trials(info: Any, precision: str = "default", layouts: Sequence[str] = LAYOUTS) -> list[Trial]:
+    """All columns that a tile may have, and several warps' rows with a rest; the same with gaps between the rows; fewer
+    elements than a vector; a column more than a tile has.
+    """
+    tile_m, tile_n, tile_k = info.cta_tile
+    rows = tile_m + 11
+    tried = [
+        (Shape(rows, tile_n - 1, 3, "both"), Placement(misaligned=("out",))),
+        (Shape(rows, tile_n - 1, tile_k + 1, "both"), Placement(gap=3)),
+        (Shape(1, 3, tile_k), Placement(misaligned=("out",))),
+        (Shape(rows, tile_n + 1, tile_k), Placement()),
+    ]
+    return [
+        Trial(Case(shape, layouts[(i + 1) % len(layouts)]), place, Schedule(SEEDS[i]), precision=precision)
+        for i, (shape, place) in enumerate(tried)
+    ]
+
+
 def affordable(
     info: Any, items: Iterable[_Item], trial_of: Callable[[_Item], Trial], budget: int = BUDGET
 ) -> list[_Item]:

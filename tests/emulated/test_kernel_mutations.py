@@ -25,8 +25,10 @@ from tests.emulated.support import (
     cluster_shape,
     fault_of_biases,
     fitting,
+    has_whole_rows,
     in_parallel,
     tail_trials,
+    whole_rows_trials,
 )
 from tests.emulator.build import CUDA, build_variants
 from tests.emulator.conflicts import budget_trials, conflict_ratios, read_budget
@@ -120,7 +122,8 @@ def fault_of(emulator: Emulator, info: KernelInfo) -> str:
         if found := faults(result, expected):
             fusing = f" with {', '.join(epilogue)}" if epilogue else ""
             return f"{i + 1} of {len(taken)}: {trial.command(info.name, dtypes)}{fusing}\n{found}"
-    for trial in tail_trials(info, layouts=LAYOUTS) if info.family == "wgmma" else parts_trials(info):
+    others = tail_trials(info, layouts=LAYOUTS) if info.family == "wgmma" else parts_trials(info)
+    for trial in [*others, *(whole_rows_trials(info, layouts=LAYOUTS) if has_whole_rows(info) else [])]:
         lhs, rhs = trial.operands(info.dtypes[0], integers)
         expected = exact(trial.case, lhs, rhs, info.dtypes[0][2])
         result = run_of_mutant(trial, emulator, info, info.dtypes[0], lhs, rhs)

@@ -17,10 +17,12 @@ from tests.emulated.support import (
     assert_all_right,
     cluster_shape,
     edge_trials,
+    has_whole_rows,
     in_parallel,
     placements,
     tail_trials,
     try_integers,
+    whole_rows_trials,
 )
 from tests.emulator.library import Emulator, Schedule
 from tests.emulator.problem import Placement, Trial, exact, faults
@@ -129,6 +131,11 @@ def test_splits_of_several_k_tiles(emulated: Emulator, info: Any, dtypes: DTypes
 def test_tiles_that_are_left_over(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
     """K of the last tiles split, after each CTA had whole ones."""
     assert_all_right(emulated, info.name, dtypes, tail_trials(info, precision))
+
+
+@over_modes(lambda info, *_: has_whole_rows(info))
+def test_whole_rows_that_begin_anywhere(emulated: Emulator, info: Any, dtypes: DTypes, precision: str) -> None:
+    assert_all_right(emulated, info.name, dtypes, whole_rows_trials(info, precision))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
