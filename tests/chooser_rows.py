@@ -1,4 +1,4 @@
-"""What the model chooses, against all that was tried of a problem: rows of chooser_times_gemv.json and _odd.json."""
+"""What the model chooses, against all that was tried of a problem: rows of chooser_times_{gemv,odd,small}.json."""
 
 from __future__ import annotations
 
