@@ -199,13 +199,19 @@ ROWS_WHAT = (
     "of gemv, of what the model takes of the other families, and of jax.lax.dot_general; interleaved in random order, "
     "operands rotating through twice the L2 cache"
 )
-ODD_WHAT = (
-    "microseconds of all kernels of a call by CUPTI, median, and one more for each kernel but the first: of all tiles "
-    "of mma_multistage and wgmma, those of gemv that the model took to be at most three times slower than its choice, "
-    "and jax.lax.dot_general; K split as the model does; interleaved in random order, operands rotating through twice "
-    "the L2 cache"
-)
-SMALL_WHAT = ODD_WHAT.replace("those of gemv", "those of mma that load several k-tiles at once, those of gemv")
+
+
+def _rivals_what(also: str = "") -> str:
+    return (
+        "microseconds of all kernels of a call by CUPTI, median, and one more for each kernel but the first: of all "
+        f"tiles of mma_multistage and wgmma, {also}those of gemv that the model took to be at most three times slower "
+        "than its choice, and jax.lax.dot_general; K split as the model does; interleaved in random order, operands "
+        "rotating through twice the L2 cache"
+    )
+
+
+ODD_WHAT = _rivals_what()
+SMALL_WHAT = _rivals_what("those of mma that load several k-tiles at once, ")
 GAP_US = 1.0
 """Between two kernels of a call, which CUPTI does not count: by so much longer than its times were those between two
 events around a call of two kernels than around one of one kernel (medians of 585 and 274 calls on an H200).

@@ -34,13 +34,13 @@ ODD, SMALL = document_of(ODD_FILE), document_of(SMALL_FILE)
 ROWS = [*(("--odd", row) for row in ODD["rows"]), *(("--small", row) for row in SMALL["rows"])]
 
 
-MISSED = ("bfloat16-default-NT-768-64-64-64", "bfloat16-default-TT-1-77-77-77")
-"""Where the model errs by more: about tiles of wgmma that half hang over the edge, and about gemv for several rows."""
+MISSED = "bfloat16-default-NT-768-64-64-64"
+"""Where the model errs by more: about tiles of wgmma that half hang over the edge."""
 
 
 @pytest.mark.parametrize(("option", "row"), ROWS, ids=[f"{option[2:]}-{row_id(row)}" for option, row in ROWS])
 def test_choice_is_nearly_the_fastest(option: str, row: Row) -> None:
-    assert loss(row, option) < (1.2 if row_id(row) in MISSED else 1.15)
+    assert loss(row, option) < (1.2 if row_id(row) == MISSED else 1.15)
 
 
 @pytest.mark.parametrize("option", ["--odd", "--small"])
